@@ -56,15 +56,6 @@ def scale(tree: PyTree, scalar: Scalar) -> PyTree:
     return jax.tree.map(lambda a: jnp.asarray(scalar, a.dtype) * a, tree)
 
 
-def zeros_of(shapes: PyTree) -> PyTree:
-    """Return zeros of these shapes and dtypes.
-
-    Args:
-      shapes: pytree of arrays or of ``jax.ShapeDtypeStruct``.
-    """
-    return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
-
-
 def path_text(path: Any) -> str:
     """Return the path of a leaf as text, such as "dense_0/kernel"; "" of a tree of one leaf.
 

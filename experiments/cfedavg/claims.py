@@ -16,8 +16,8 @@ _SERIES = (
 
 # Of random dropping by arithmetic: e <- (1 - mask)(e + g), with a mask of mean 1 - rate.
 _MANY_TIMES = {
-    "RD 0.9": "independent changes make it 9 times the change here, and equal ones 81",
-    "RD 0.99": "independent changes make it 99 times the change here, and equal ones 9,801",
+    "RD 0.9": "independent changes make it 9 times the change here, and equal ones 171",
+    "RD 0.99": "independent changes make it 99 times the change here, and equal ones 19,701",
     "Top-k 0.99": "not known",
 }
 _LEVEL = {

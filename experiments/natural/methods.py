@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from experiments.natural.runs import SEEDS, TUNING_SEED, pooled, train
+from experiments.studies.verdicts import CONTRADICTED, SHOWS, UNDECIDED, ahead
 from fedjax_lab import data
 from fedjax_lab.estimates import estimate
 
@@ -158,10 +159,7 @@ def decide(difference: Any) -> str:
     Args:
       difference: of two methods, the first minus the second.
     """
-    width = np.inf if difference.half_width is None else difference.half_width
-    if not np.isfinite(difference.mean) or abs(difference.mean) <= width:
-        return "undecided"
-    return "better" if difference.mean > 0 else "worse"
+    return {SHOWS: "better", CONTRADICTED: "worse"}.get(ahead(difference).verdict, UNDECIDED)
 
 
 def spread(kept: Mapping[str, Any]) -> tuple[str, str, Any, str]:
@@ -176,12 +174,6 @@ def spread(kept: Mapping[str, Any]) -> tuple[str, str, Any, str]:
     means = {name: float(np.mean(list(ends(kept[name]).values()))) for name in ADAPTIVE_SERVERS}
     best, worst = max(means, key=means.__getitem__), min(means, key=means.__getitem__)
     difference = against(kept[best], kept[worst])
-    width = np.inf if difference.half_width is None else difference.half_width
-    if difference.mean + width <= MARGIN:
-        return best, worst, difference, "shows"
-    return (
-        best,
-        worst,
-        difference,
-        "contradicted" if difference.mean - width > MARGIN else "undecided",
-    )
+    reversed_of = {SHOWS: CONTRADICTED, CONTRADICTED: SHOWS}
+    verdict = reversed_of.get(ahead(difference, by=MARGIN).verdict, UNDECIDED)
+    return best, worst, difference, verdict

@@ -48,7 +48,6 @@ from fedjax_lab.clients.store import one_row_per_client
 from fedjax_lab.models.base import Model, with_mask
 from fedjax_lab.models.losses import (
     Preprocess,
-    at_least_float32,
     check_functions,
     classification_loss,
     cross_entropy,
@@ -224,7 +223,7 @@ def contrastive_loss(
 
 def _cosine(a: jax.Array, b: jax.Array) -> jax.Array:
     """Compute <a, b> / max(|a| |b|, 1e-8) of rows; 0, with a finite derivative, of a zero row."""
-    a, b = at_least_float32(a), at_least_float32(b)
+    a, b = tree.widen((a, b))
     squares = (a * a).sum(-1) * (b * b).sum(-1)
     return (a * b).sum(-1) / jnp.sqrt(jnp.maximum(squares, 1e-16))
 
@@ -348,7 +347,7 @@ def divergence(p_logits: jax.Array, q_logits: jax.Array, temperature: Scalar) ->
       p_logits, q_logits: float [B, C].
       temperature: τ, above 0.
     """
-    p_logits, q_logits = at_least_float32(p_logits), at_least_float32(q_logits)
+    p_logits, q_logits = tree.widen((p_logits, q_logits))
     log_p = jax.nn.log_softmax(p_logits / temperature)
     log_q = jax.nn.log_softmax(q_logits / temperature)
     return (jnp.exp(log_p) * (log_p - log_q)).sum(-1)

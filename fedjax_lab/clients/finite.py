@@ -42,7 +42,7 @@ def run_until_finite(
         with jax.named_scope(UNLESS_FINITE):
             return jax.lax.cond(_everywhere(done), lambda same: same, again, (results, done)), None
 
-    nothing = tree.zeros_of(shapes)
+    nothing = tree.zeros_like(shapes)
     looks = jnp.array([False, True])
     (results, _), _ = jax.lax.scan(attempt, (nothing, jnp.asarray(False)), looks)
     return results

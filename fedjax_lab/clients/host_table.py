@@ -32,9 +32,10 @@ class SeenRows(NamedTuple):
 class HostTable:
     """A table with one row per client, in memory-mapped files.
 
-    All clients start with the same row. A client's own row is stored when it is first written. Rows
-    are stored in the order in which they are written, so a table of 373 GiB takes only the disk
-    space of the rows that were written. The files are deleted with the table; checkpoints remain.
+    All clients start with the same row, or with those of ``start``. A client's own row is stored
+    when it is first written. Rows are stored in the order in which they are written, so a table of
+    373 GiB takes only the disk space of the rows that were written. The files are deleted with the
+    table; checkpoints remain.
 
     Args:
       first: the initial row of every client, pytree of arrays [...].

@@ -325,7 +325,7 @@ def _scan_steps(body, carry, xs, needed):
     )
 
     def skip(carry, block):
-        return carry, tree.zeros_of(totals)
+        return carry, tree.zeros_like(totals)
 
     def take_or_skip(carry, block):
         is_needed, steps = block
@@ -397,7 +397,7 @@ def local_steps(
         take_step, (_, totals) = trace_once(take, carry, step_index, examples, mask)
 
         def skip(carry):
-            return carry, tree.zeros_of(totals)
+            return carry, tree.zeros_like(totals)
 
         def take_or_skip(carry):
             given = step_index, examples, mask

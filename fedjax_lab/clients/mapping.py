@@ -339,7 +339,7 @@ def _chunked(size: int):
             chunks = jax.tree.map(lambda leaf: _parts(leaf, leaf.shape[0] // size), chunks)
         first = jax.tree.map(lambda leaf: leaf[0], chunks)
         run_chunk, (shapes, _) = trace_once(one_chunk, *first)
-        zeros = tree.zeros_of(shapes)
+        zeros = tree.zeros_like(shapes)
 
         def body(sums, chunk):
             partial, kept = run_chunk(*chunk)

@@ -9,14 +9,14 @@ from fedjax_lab.algorithms import as_published
 from fedjax_lab.algorithms.authors_codes import clip_and_decay
 from fedjax_lab.command.config import RunConfig
 from fedjax_lab.command.config_checks import parse_attack
-from fedjax_lab.command.factories import find, said_of
+from fedjax_lab.command.factories import find
 from fedjax_lab.command.options import (
     CLIPS,
     SERVER_OPTIMIZERS,
     parse_options,
 )
 from fedjax_lab.command.schedules import client_schedule
-from fedjax_lab.command.settings import ClockSettings, PrivacySettings, RoundsSettings
+from fedjax_lab.command.settings import ClockSettings, PrivacySettings, RoundsSettings, said_of
 from fedjax_lab.models import Model
 from fedjax_lab.models.losses import Preprocess
 from fedjax_lab.round import Algorithm, check_algorithm

@@ -5,7 +5,7 @@ from typing import Any
 
 from fedjax_lab.checks import check_choice, check_int
 from fedjax_lab.clients.mapping import check_client_map
-from fedjax_lab.command.factories import check_known, is_own, said_of
+from fedjax_lab.command.factories import check_known, is_own
 from fedjax_lab.command.options import CLIPS
 from fedjax_lab.command.schedules import client_schedule
 from fedjax_lab.command.settings import (
@@ -17,6 +17,7 @@ from fedjax_lab.command.settings import (
     PrivacySettings,
     RoundsSettings,
     check_ranges,
+    said_of,
 )
 from fedjax_lab.command.table_data import check_table
 from fedjax_lab.compressors import as_compressor

@@ -13,7 +13,6 @@ import inspect
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
 from types import ModuleType
@@ -253,21 +252,3 @@ def describe_offered(setting: str) -> list[tuple[str, str, Callable[..., Any] | 
         except Exception as error:  # a package that is broken hides no other
             rows.append((name, f"{where}: cannot be imported ({error})", None))
     return rows
-
-
-@contextmanager
-def said_of(setting: str, value: Any) -> Iterator[None]:
-    """Let a library's error say of which setting it is, where the library has another name for it.
-
-    Args:
-      setting: its name.
-      value: as given.
-    """
-    try:
-        yield
-    except (FileNotFoundError, TypeError, ValueError) as error:
-        if str(error).startswith(setting):
-            raise
-        kinds = FileNotFoundError, TypeError, ValueError  # a subclass may take other arguments
-        kind = next(kind for kind in kinds if isinstance(error, kind))
-        raise kind(f"{setting} is {value!r}: {error}") from error

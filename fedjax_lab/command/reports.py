@@ -62,9 +62,9 @@ def print_tables(
       ValueError, FileNotFoundError: as ``write_report``.
     """
     from fedjax_lab.report import load_runs
-    from fedjax_lab.report.pivot import check_axes, pivots_of, score_rows
+    from fedjax_lab.report.pivot import check_axes, notes, pivots_of, score_rows
     from fedjax_lab.report.sections import sections_of
-    from fedjax_lab.report.tables import UNSOLVED_NOTE, accuracy_table
+    from fedjax_lab.report.tables import accuracy_table
 
     loaded, axes = load_runs(runs), check_axes(rows, columns)
     tables = []
@@ -85,6 +85,4 @@ def print_tables(
         print_rows(table)
         print()
     if axes is not None:
-        print("*: best of its setting; ≈: within noise")
-        if any(cell.unsolved for pivot in pivots for cell in pivot.cells.values()):
-            print(UNSOLVED_NOTE)
+        print("*: best of its setting; ≈: within noise", *notes(pivots), sep="\n")

@@ -31,14 +31,13 @@ from fedjax_lab.command.factories import (
     find,
     is_own,
     own_sources,
-    said_of,
     sources,
 )
 from fedjax_lab.command.last_method import last_or_new
 from fedjax_lab.command.loading import load_divided
 from fedjax_lab.command.options import defaults_of, parse_options
 from fedjax_lab.command.schedules import depends_on_rounds
-from fedjax_lab.command.settings import DataSettings
+from fedjax_lab.command.settings import DataSettings, said_of
 from fedjax_lab.command.table_data import TableData
 from fedjax_lab.data.files import read_npz
 from fedjax_lab.data.heterogeneity import labels_of

@@ -5,7 +5,8 @@ in a settings file, so names are unique over the groups. The text below a settin
 """
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Annotated, Any, get_type_hints
 
@@ -409,3 +410,21 @@ GROUPS = {
 GROUP_OF = {name: group for group, kind in GROUPS.items() for name in vars(kind())}
 DEFAULTS = {name: value for kind in GROUPS.values() for name, value in vars(kind()).items()}
 HINTS = {name: hint for kind in GROUPS.values() for name, hint in get_type_hints(kind).items()}
+
+
+@contextmanager
+def said_of(setting: str, value: Any) -> Iterator[None]:
+    """Let a library's error say of which setting it is, where the library has another name for it.
+
+    Args:
+      setting: its name.
+      value: as given.
+    """
+    try:
+        yield
+    except (FileNotFoundError, TypeError, ValueError) as error:
+        if str(error).startswith(setting):
+            raise
+        kinds = FileNotFoundError, TypeError, ValueError  # a subclass may take other arguments
+        kind = next(kind for kind in kinds if isinstance(error, kind))
+        raise kind(f"{setting} is {value!r}: {error}") from error

@@ -11,8 +11,7 @@ import numpy as np
 
 from fedjax_lab import data
 from fedjax_lab.checks import check_choice
-from fedjax_lab.command.factories import said_of
-from fedjax_lab.command.settings import TEST_SPLIT, DataSettings
+from fedjax_lab.command.settings import TEST_SPLIT, DataSettings, said_of
 from fedjax_lab.data.cells import Missing
 from fedjax_lab.data.columns import Rows, read_columns
 from fedjax_lab.data.federated import from_partition

@@ -441,7 +441,8 @@ class Clock(NamedTuple):
         self,
         keys: RoundKeys,
         client_ids: jax.Array,
-        work: tuple[jax.Array, jax.Array],
+        planned: jax.Array,
+        steps: jax.Array,
         num_clients: int,
         slots: int,
     ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array, Metrics]:
@@ -454,8 +455,9 @@ class Clock(NamedTuple):
         Args:
           keys: keys of the round.
           client_ids: int32 [S'], distinct; N in padded places.
-          work: (planned, done), int32 [S'] each: the steps that the schedule asks of a client, and
-            its local steps K_i. The server waits for no client that is asked for none.
+          planned: int32 [S'], the steps that the schedule asks for; the server waits for no client
+            that is asked for none.
+          steps: int32 [S'], the local steps K_i.
           num_clients: N.
           slots: S.
 
@@ -465,7 +467,6 @@ class Clock(NamedTuple):
           time, bool [S]; and metrics of the round.
         """
         devices, times = self
-        planned, steps = work
         is_client = (client_ids < num_clients) & (planned > 0)
         reports = is_client & (steps > 0)
         if devices is not None and (alive := devices.reports(keys.dropout, client_ids)) is not None:

@@ -271,7 +271,7 @@ class Schedule(NamedTuple):
             planned = jnp.broadcast_to(planned, ids.shape)
             steps = clock.local_steps(keys.run, round, ids, planned, work.num_steps)
             ids, steps, seconds, participates, spent = clock.finish(
-                keys, ids, (planned, steps), clients.num_clients, slots
+                keys, ids, planned, steps, clients.num_clients, slots
             )
             measured = {**measured, **spent}
             if num_steps is not None or clock.devices is not None:

@@ -7,8 +7,7 @@ Tokens are words, characters or bytes:
   follow by decreasing frequency, and by first occurrence for equal frequencies.
 - Characters are numbered like words; 1 is the newline that ends every line.
 - Bytes are those of the text in UTF-8, with one newline after each line, however the file ends its
-  lines. A byte's number is its
-  value, so the vocabulary is the same for all texts.
+  lines. A byte's number is its value, so the vocabulary is the same for all texts.
 
 Axes: n sequences, L tokens of a sequence, T tokens of a text, V tokens of the vocabulary.
 """

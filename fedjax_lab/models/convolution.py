@@ -27,8 +27,8 @@ _FEW_CHANNELS = 8
 _JOINED_AT_ONCE = 9
 # Longer kernels are cut into blocks as long as a stride, and more phases are computed at once: a
 # product for each weight or phase compiles for long, and is many times slower than XLA's own form.
-_LONG_KERNEL = 7
-_FEW_PHASES = 4
+LONG_KERNEL = 7
+FEW_PHASES = 4
 
 
 def convolution(
@@ -378,7 +378,7 @@ def _over(x, kernel, axes, groups, lowering):
     """Correlate [B, pixels, C] with [pixels, C / groups, F] -> [B, pixels, F]."""
     for i, axis in enumerate(axes):
         if axis.spread > 1 and axis.stride == axis.dilation == 1:
-            many = axis.spread > _FEW_PHASES and groups == 1
+            many = axis.spread > FEW_PHASES and groups == 1
             return (_all_phases if many else _phases)(x, kernel, axes, i, groups, lowering)
     if any(axis.padding != (0, 0) or axis.spread > 1 for axis in axes):
         zeros = [(*axis.padding, axis.spread - 1) for axis in axes]
@@ -502,7 +502,7 @@ def _folded(x, kernel, axes, lowering):
     """Correlate in two axes of pixels; the weights of a third or dilated axis become channels."""
     for i, axis in enumerate(axes):
         size = kernel.shape[i]
-        if axis.dilation == 1 < axis.stride and size > _LONG_KERNEL:
+        if axis.dilation == 1 < axis.stride and size > LONG_KERNEL:
             x, kernel = _strides_as_channels(x, kernel, i, axis.stride)
             axes, axis, size = _with_one(axes, i), _Axis(), kernel.shape[i]
         if (len(axes) > 2 and not i) or (axis.dilation > 1 and size > 1):

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from fedjax_lab.machine.keys import compact, plain
 from fedjax_lab.models.base import Apply, Model, with_mask
 from fedjax_lab.models.label_checks import mark_labels
+from fedjax_lab.tree import widen
 from fedjax_lab.types import Key, LossFn, Params, PyTree
 
 # (examples, key) -> examples of the same length; key None: evaluation, so no augmentation
@@ -205,7 +206,7 @@ def _squared_error(predictions: jax.Array, targets: jax.Array) -> jax.Array:
             f"apply returned predictions of shape {predictions.shape} for targets examples.y of "
             f"shape {targets.shape}; the shapes must be equal, [B, ...]."
         )
-    difference = at_least_float32(predictions) - targets
+    difference = widen(predictions) - targets
     return jnp.square(difference).reshape(len(targets), -1).mean(axis=1)
 
 
@@ -277,7 +278,7 @@ def _word_losses(logits: jax.Array, targets: jax.Array) -> jax.Array:
 def _losses(logits: jax.Array, labels: jax.Array) -> jax.Array:
     """Compute the cross-entropy [...] of logits [..., C]; NaN for a label that has no logit."""
     labels = mark_labels(logits.shape[-1], labels)
-    wide = at_least_float32(logits)
+    wide = widen(logits)
     return jax.nn.logsumexp(wide, axis=-1) - pick(wide, labels)
 
 
@@ -313,15 +314,6 @@ def _pick_jvp(primals, tangents):
 def _without_overflow(indices: jax.Array) -> jax.Array:
     """Convert to a signed dtype in which an index that is too large does not become a valid one."""
     return indices.astype(jnp.int64 if indices.dtype.itemsize == 8 else jnp.int32)
-
-
-def at_least_float32(x: jax.Array) -> jax.Array:
-    """Convert ``x`` to float32 if its dtype is narrower.
-
-    Args:
-      x: array [...].
-    """
-    return x.astype(jnp.promote_types(x.dtype, jnp.float32))
 
 
 def check_functions(apply: Any, preprocess: Any) -> None:

@@ -23,7 +23,7 @@ from flax.linen.dtypes import promote_dtype
 from fedjax_lab.checks import check_int, check_number
 from fedjax_lab.machine.layout import written_out
 from fedjax_lab.models.base import Model, from_linen
-from fedjax_lab.models.losses import at_least_float32
+from fedjax_lab.tree import widen
 from fedjax_lab.types import Key
 
 
@@ -157,7 +157,7 @@ def _word(gates, c):
 def _zero_state(gates: jax.Array) -> tuple[jax.Array, jax.Array]:
     zeros = jnp.zeros((gates.shape[1], gates.shape[2] // 4), gates.dtype)
     # A sum over the words, in float32 for bfloat16.
-    return zeros, at_least_float32(zeros)
+    return zeros, widen(zeros)
 
 
 def _run_forward(gates, kernel):

@@ -14,7 +14,8 @@ import jax.numpy as jnp
 from fedjax_lab.checks import check_number
 from fedjax_lab.models.base import Apply, with_mask
 from fedjax_lab.models.label_checks import mark_labels
-from fedjax_lab.models.losses import at_least_float32, check_functions, pick
+from fedjax_lab.models.losses import check_functions, pick
+from fedjax_lab.tree import widen
 from fedjax_lab.types import Key, LossFn, Params, PyTree
 
 
@@ -95,7 +96,7 @@ def _losses(logits: jax.Array, targets: jax.Array) -> tuple[jax.Array, jax.Array
             f"they must be [B, T, V] = [{rows}, {length}, number of tokens]."
         )
     scored = targets >= 0
-    wide = at_least_float32(logits)
+    wide = widen(logits)
     total = jax.nn.logsumexp(wide, axis=-1)
     # A token without a logit makes the loss NaN, instead of counting as another one.
     picked = pick(wide, mark_labels(logits.shape[-1], jnp.where(scored, targets, 0)))

@@ -359,13 +359,22 @@ def explanation(pivots: Sequence[Pivot]) -> str:
              for m in sorted(metrics)]  # fmt: skip
     unit = " or ".join(dict.fromkeys(units))
     own = f" {OWN_MODELS}" if any(metric.startswith(OWN) for metric in metrics) else ""
-    unsolved = any(cell.unsolved for pivot in pivots for cell in pivot.cells.values())
     return (
         f"{unit[0].upper()}{unit[1:]}, mean over the last tenth of the rounds ± 95 % interval over "
         f"the seeds (Student's t).{own} Bold: the best of its setting. {NOISE}: the paired "
         "difference from the best one is within noise."
-        f"{f' {UNSOLVED_NOTE}' if unsolved else ''}"
+        f"{' '.join(['', *notes(pivots)])}"
     )
+
+
+def notes(pivots: Sequence[Pivot]) -> list[str]:
+    """Return what marks of single cells mean.
+
+    Args:
+      pivots: of ``pivots_of``.
+    """
+    unsolved = any(cell.unsolved for pivot in pivots for cell in pivot.cells.values())
+    return [UNSOLVED_NOTE] if unsolved else []
 
 
 def _shown(rows: Rows) -> str:

@@ -291,7 +291,7 @@ class Program:
             advance = lambda state: run_rounds(state, clients, key, first, length, frozen)  # noqa: E731
             if self._may_end:
                 shapes = jax.eval_shape(advance, state)[1]
-                nothing = tree.zeros_of(shapes)
+                nothing = tree.zeros_like(shapes)
                 stay = lambda state: (state, nothing)  # noqa: E731
                 state, metrics = jax.lax.cond(goes_on, advance, stay, state)
             else:

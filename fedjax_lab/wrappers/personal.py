@@ -175,7 +175,7 @@ def _personal(phase: Phase, algorithm: Algorithm, plan_of: Callable[[Params], _P
 
 def _shared_zeros(plan: _Plan, shapes: PyTree) -> PyTree:
     """Create zeros of the given shapes, without personal leaves."""
-    fields = tree.zeros_of(shapes)
+    fields = tree.zeros_like(shapes)
     return _each_vector(plan, fields, lambda _, v: _without_own(plan, v))
 
 

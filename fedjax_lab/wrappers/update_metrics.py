@@ -88,7 +88,7 @@ def with_update_metrics(
     field = _field_of(phase)
 
     def around(params, num_clients, server, rows):
-        zeros = tree.zeros_of(phase.message_like(params)[field])
+        zeros = tree.zeros_like(phase.message_like(params)[field])
         last = one_row_per_client(zeros, num_clients)
         return server, MeasuredRow(rows, last, jnp.zeros(num_clients, bool))
 
@@ -163,7 +163,7 @@ def _measured(phase: Phase, field: str, cosines: bool, to_last: bool, per_client
         return server, {**metrics, **found}
 
     def message(params):
-        own = tree.zeros_of(phase.message_like(params))
+        own = tree.zeros_like(phase.message_like(params))
         numbers = _Numbers(*[jnp.zeros((), jnp.result_type(float))] * 4)
         more = {_NUMBERS: numbers, _UPDATES: own[field]}
         return {**own, **{name: more[name] for name in added}}

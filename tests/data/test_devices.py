@@ -59,7 +59,7 @@ def test_round_seconds():
     def run(taken, num_clients):
         def wait(devices, n, taken=taken, num_clients=3):
             clock, planned = Clock(devices, None), jnp.full_like(taken, 12)
-            *_, measured = clock.finish(keys, ids[:n], (planned[:n], taken[:n]), num_clients, n)
+            *_, measured = clock.finish(keys, ids[:n], planned[:n], taken[:n], num_clients, n)
             return measured["round_seconds"]
 
         padded = wait(devices, 3, taken.at[1:].set(0), num_clients)
@@ -77,7 +77,7 @@ def test_the_server_waits_for_clients_that_fail_only_if_there_is_a_budget():
     keys = round_keys(KEY, 0)
     for budget in (None, 60.0):
         devices = Devices(time_budget=budget, step_time=0.5, dropout=0.5)
-        *_, reports, measured = Clock(devices, None).finish(keys, ids, (taken, taken), 64, 64)
+        *_, reports, measured = Clock(devices, None).finish(keys, ids, taken, taken, 64, 64)
         came = np.asarray(devices.reports(keys.dropout, ids))
         np.testing.assert_array_equal(reports, came)
         assert 0 < came.sum() < 64
