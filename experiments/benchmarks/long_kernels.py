@@ -9,6 +9,7 @@ and without joined phases, which kernels of up to seven weights and strides of u
 """
 
 import argparse
+import importlib
 import time
 
 import jax
@@ -17,9 +18,9 @@ import numpy as np
 from jax import lax
 
 from fedjax_lab.machine.target import tracing_with
-from fedjax_lab.models import convolution
 from fedjax_lab.models.lowering import lowered
 
+convolution = importlib.import_module("fedjax_lab.models.convolution")
 STEPS = 5
 # name -> shapes of images and kernels, stride, distance of the image's pixels
 CASES = {

@@ -282,6 +282,8 @@ TWINS = {
     "unet": UNet,
     "lstm": lambda job: RecurrentLanguageModel(job, "lstm"),
     "gru": lambda job: RecurrentLanguageModel(job, "gru"),
+    "lstm_characters": lambda job: RecurrentLanguageModel(job, "lstm"),
+    "gru_characters": lambda job: RecurrentLanguageModel(job, "gru"),
     "vit": ViT,
 }
 

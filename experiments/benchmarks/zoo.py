@@ -434,6 +434,7 @@ def build_haiku(network):
 
 IMAGES = {"shape": (32, 32, 3), "num_classes": 10}
 WORDS = {"shape": (32,), "num_classes": 1000, "vocabulary": 1000, "label_shape": (32,)}
+CHARACTERS = {"shape": (80,), "num_classes": 90, "vocabulary": 90, "label_shape": (80,)}
 SOME, FEW = {"local_steps": 5, "batch_size": 20}, {"local_steps": 5, "batch_size": 10}
 
 ZOO = {
@@ -539,6 +540,22 @@ ZOO = {
         **FEW,
         width=128,
         rounds=5,
+    ),
+    "lstm_characters": Network(
+        "flax linen: LSTM of characters, 80 a row",
+        linen(RecurrentLanguageModel, cell=nn.OptimizedLSTMCell),
+        **CHARACTERS,
+        **FEW,
+        width=256,
+        rounds=3,
+    ),
+    "gru_characters": Network(
+        "flax linen: GRU of characters, 80 a row",
+        linen(RecurrentLanguageModel, cell=nn.GRUCell),
+        **CHARACTERS,
+        **FEW,
+        width=256,
+        rounds=3,
     ),
     "vit": Network(
         "flax linen: ViT",

@@ -1,12 +1,21 @@
 """FAFED's studies; see ``experiments.studies.command``."""
 
-from experiments.fafed import cifar10, language_model, large_batch, larger_rates, mnist, table_2
+from experiments.fafed import (
+    batch,
+    cifar10,
+    language_model,
+    large_batch,
+    larger_rates,
+    mnist,
+    table_2,
+)
 from experiments.fafed.claims import CLAIMS
 from experiments.studies.command import main
 
 STUDIES = (
     table_2.STUDY,
     large_batch.STUDY,
+    batch.STUDY,
     larger_rates.STUDY,
     mnist.STUDY,
     cifar10.STUDY,

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from types import MappingProxyType
 
+from experiments.fafed.batch import BATCH_5, BATCH_100
 from experiments.fafed.table_2 import HIGH, LOW
 from experiments.studies.claims import Claim
 from experiments.studies.measures import LOST, PERPLEXITY, TRAINING_LOSS
@@ -86,6 +87,19 @@ CLAIMS = (
             ("STEM is ahead of FedAvg", ("FedAvg",), ""),
             ("SCAFFOLD is ahead of FedAvg", ("FedAvg",), "not known"),
         )
+    ),
+    *(
+        Claim(f"FAFED is ahead of all others, {column}", "batch", column, "FAFED", _OTHERS)
+        for column in (BATCH_100, *BATCH_5)
+    ),
+    *(
+        Claim(
+            f"FAFED's lead over {other} grows with the batch: batch 100 against {column}",
+            *("batch", BATCH_100, "FAFED", (other,)),
+            since=column,
+        )
+        for other in ("FedAMS", "FedAvg")
+        for column in BATCH_5
     ),
     *_table("STEM is ahead of FedAvg, larger rates", "STEM", "FedAvg", study="larger_rates"),
     *_table(

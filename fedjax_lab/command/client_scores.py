@@ -77,7 +77,9 @@ def build_own_tests(
     tests = parts()
     score = getattr(count_fn, "score", ACCURACY)
     models = client_models(algorithm, clients, config.rounds.batch_size, config.rounds.seed)
-    score_clients = build_personal_evaluation(count_fn, models, tests)
+    score_clients = build_personal_evaluation(
+        count_fn, models, tests, lowering=config.machine.lowering
+    )
 
     def diagnose(state: FedState) -> Mapping[str, Any]:
         return personal_scores(score_clients(state), tests.sizes, score)
@@ -110,7 +112,8 @@ def build_client_tests(
     def built():
         tests = parts()
         summarise = jax.jit(functools.partial(personal_scores, name=score))
-        return build_client_evaluation(count_fn, tests), summarise, tests.sizes
+        evaluate = build_client_evaluation(count_fn, tests, lowering=config.machine.lowering)
+        return evaluate, summarise, tests.sizes
 
     def score_clients(params: Params) -> Mapping[str, Any]:
         score_client, summarise, sizes = built()
@@ -183,7 +186,9 @@ def score_on_training_data(
     if isinstance(result.state.clients, HostTable):
         return np.full(clients.num_clients, np.nan)
     models = client_models(algorithm, clients, config.rounds.batch_size, config.rounds.seed)
-    score_clients = build_personal_evaluation(count_fn, models, clients)
+    score_clients = build_personal_evaluation(
+        count_fn, models, clients, lowering=config.machine.lowering
+    )
     return np.asarray(score_clients(Processes.here().collected(result.state)), np.float64)
 
 

@@ -146,7 +146,7 @@ def build(
         total = count_fn
         if is_text and _is_padded(test):  # every token counts alike, not every sequence
             total = models.answer_counts(model.apply, data.scored_per_row(test))
-        evaluate = build_evaluation(total, test, evaluated)
+        evaluate = build_evaluation(total, test, evaluated, lowering=config.machine.lowering)
         algorithm = build_algorithm(config, loss_fn, model, prepare)
         return model, task, evaluate, algorithm if wrap is None else wrap(algorithm)
 
@@ -164,7 +164,9 @@ def build(
     if prepare and not is_regression and any(jax.tree.leaves(models.running_statistics(params))):
         shown = np.linspace(0, len(train.y) - 1, min(_STATISTICS_OF, len(train.y)), dtype=int)
         sample = prepare(data.Examples(train.x[shown], train.y[shown]), None).x
-        evaluate = with_recomputed_statistics(evaluate, model.apply, sample)
+        evaluate = with_recomputed_statistics(
+            evaluate, model.apply, sample, lowering=config.machine.lowering
+        )
 
     def vary(**changed: Any) -> Algorithm:
         algorithm = build_algorithm(config, loss_fn, model, prepare, changed)
@@ -180,7 +182,7 @@ def build(
         clients,
         evaluate,
         count_fn,
-        build_client_evaluation(count_fn, clients, evaluated),
+        build_client_evaluation(count_fn, clients, evaluated, lowering=config.machine.lowering),
         build_tests(config, algorithm, count_fn, clients, test, given.tests),
         {
             "train": len(train.y),

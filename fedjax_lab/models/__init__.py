@@ -21,6 +21,7 @@ from fedjax_lab.models.batch_norm import (
     running_statistics,
 )
 from fedjax_lab.models.cnn import cnn, fafed_cnn, fafed_cnn_cifar10, fafed_cnn_mnist
+from fedjax_lab.models.convolution import convolution
 from fedjax_lab.models.decoder import decoder
 from fedjax_lab.models.decoder_config import DecoderConfig, read_decoder_config
 from fedjax_lab.models.generation import generate
@@ -73,6 +74,7 @@ __all__ = [
     "build",
     "classification_loss",
     "cnn",
+    "convolution",
     "count_params",
     "decoder",
     "decoder_table",

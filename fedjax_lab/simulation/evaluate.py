@@ -10,7 +10,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from fedjax_lab import tree
-from fedjax_lab.checks import check_int, is_traced
+from fedjax_lab.checks import check_choice, check_int, is_traced
 from fedjax_lab.clients.metrics import takes_mask
 from fedjax_lab.clients.model_axis import divided_over, on_mesh, shard_largest
 from fedjax_lab.data import FederatedArrays
@@ -19,6 +19,7 @@ from fedjax_lab.data.streams import check_resident
 from fedjax_lab.machine.compiler import mesh_of
 from fedjax_lab.machine.keys import seeded
 from fedjax_lab.machine.program_cache import keep_by_default
+from fedjax_lab.machine.target import LOWERINGS, tracing_with
 from fedjax_lab.models.base import Apply
 from fedjax_lab.models.batch_norm import recompute_statistics
 from fedjax_lab.models.lowering import lowered
@@ -35,7 +36,12 @@ CountFn = Callable[..., tuple[jax.Array, jax.Array]]
 
 @suggest_keywords
 def build_evaluation(
-    count_fn: CountFn, test: PyTree, batch_size: int = 1000, frozen: PyTree = ()
+    count_fn: CountFn,
+    test: PyTree,
+    batch_size: int = 1000,
+    frozen: PyTree = (),
+    *,
+    lowering: str = "auto",
 ) -> Callable[[Params], dict[str, jax.Array]]:
     """Build ``evaluate(params) -> {"accuracy", "test_loss"}`` over all of ``test``.
 
@@ -52,10 +58,11 @@ def build_evaluation(
       batch_size: examples per step of the evaluation's scan.
       frozen: pytree of arrays, such as those of ``with_frozen``. ``count_fn`` is then called as
         (params, examples, frozen), and the arrays are an argument of the program.
+      lowering: of the model's convolutions and poolings, as in ``simulate``.
 
     Raises:
-      ValueError: ``batch_size`` is below 1, ``test`` has values that are not finite, or (at the
-        first call) a label without a logit.
+      ValueError: ``batch_size`` is below 1, ``lowering`` is unknown, ``test`` has values that are
+        not finite, or (at the first call) a label without a logit.
       TypeError: ``test`` is a stream, or ``count_fn`` returns something else (at the first call).
     """
     if not callable(count_fn):
@@ -85,7 +92,8 @@ def build_evaluation(
             found["perplexity"] = jnp.exp(found["test_loss"])
         return found
 
-    return _checked_first(on_all_devices(run, (test, frozen)), count_fn, test, frozen, batch_size)
+    evaluate = on_all_devices(run, (test, frozen), lowering)
+    return _checked_first(evaluate, count_fn, test, frozen, batch_size)
 
 
 def _checked_first(evaluate, count_fn, test, frozen, batch_size, held=None):
@@ -115,7 +123,11 @@ def _check_counts(counts: Any) -> None:
 
 
 def with_recomputed_statistics(
-    evaluate: Callable[[Params], dict[str, jax.Array]], apply: Apply, x: jax.Array
+    evaluate: Callable[[Params], dict[str, jax.Array]],
+    apply: Apply,
+    x: jax.Array,
+    *,
+    lowering: str = "auto",
 ) -> Callable[[Params], dict[str, jax.Array]]:
     """Add "accuracy_recomputed" to ``evaluate``, for a model with batch normalization.
 
@@ -126,12 +138,19 @@ def with_recomputed_statistics(
       evaluate: params -> scalars with "accuracy".
       apply: the model's function ``(params, x, key=None) -> [B, ...]``.
       x: [B, ...], inputs of training examples, at least two.
+      lowering: as in ``build_evaluation``.
 
     Raises:
-      ValueError: the params have no running statistics (at the first call).
+      ValueError: ``lowering`` is unknown, or the params have no running statistics (at the first
+        call).
     """
-    recompute = jax.jit(functools.partial(recompute_statistics, apply, key=seeded(0)))
+    check_choice("lowering", lowering, LOWERINGS)
     x = jnp.asarray(x)
+
+    @jax.jit
+    def recompute(params, x):
+        with tracing_with(lowering):
+            return recompute_statistics(apply, params, x, seeded(0))
 
     def evaluate_twice(params):
         recomputed = evaluate(recompute(params, x))["accuracy"]
@@ -141,7 +160,12 @@ def with_recomputed_statistics(
 
 
 def build_client_evaluation(
-    count_fn: CountFn, clients: FederatedArrays, batch_size: int = 1000, frozen: PyTree = ()
+    count_fn: CountFn,
+    clients: FederatedArrays,
+    batch_size: int = 1000,
+    frozen: PyTree = (),
+    *,
+    lowering: str = "auto",
 ) -> Callable[[Params], jax.Array]:
     """Build ``evaluate(params) -> accuracy [N]`` on each client's own examples.
 
@@ -151,10 +175,10 @@ def build_client_evaluation(
       count_fn: as in ``build_evaluation``; the result is the mean of its first array.
       clients: the clients' training data or test data.
       batch_size: examples per step of the evaluation's scan.
-      frozen: as in ``build_evaluation``.
+      frozen, lowering: as in ``build_evaluation``.
 
     Raises:
-      ValueError: ``batch_size`` is below 1.
+      ValueError: ``batch_size`` is below 1, or ``lowering`` is unknown.
       TypeError: ``clients`` is a stream.
     """
     check_int("batch_size", batch_size, minimum=1)
@@ -170,7 +194,7 @@ def build_client_evaluation(
         return client_score(counts, clients.sizes, getattr(count_fn, "score", "accuracy"))
 
     frozen = jax.tree.map(jnp.asarray, frozen)
-    evaluate = on_all_devices(run, (clients, frozen))
+    evaluate = on_all_devices(run, (clients, frozen), lowering)
     of_clients = count_fn, clients.examples, frozen, batch_size, clients.indices
     return may_be_nan(_checked_first(evaluate, *of_clients))
 
@@ -207,6 +231,7 @@ def may_be_nan(evaluate: Callable[[Any], jax.Array]) -> Callable[[Any], jax.Arra
 def on_all_devices(
     run: Callable[..., Any],
     resident: tuple[PyTree, PyTree],
+    lowering: str = "auto",
     may_divide: Callable[[PyTree], bool] = lambda params: True,
 ) -> Callable[..., Any]:
     """Jit ``params -> run(params, resident, mesh)``; the mesh is None on one device.
@@ -219,42 +244,49 @@ def on_all_devices(
     Args:
       run: (params, resident, mesh) -> scores, the same on all devices; see ``over_devices``.
       resident: (data, frozen weights).
+      lowering: as in ``simulate``.
       may_divide: params -> whether devices share the work.
+
+    Raises:
+      ValueError: ``lowering`` is unknown.
     """
-    alone = jax.jit(lambda params, resident: run(params, resident, None))
+    check_choice("lowering", lowering, LOWERINGS)
+
+    @functools.partial(jax.jit, static_argnums=2)
+    def scores(params, resident, mesh):
+        with tracing_with(lowering):
+            return run(params, resident, mesh)
+
     processes, devices = Processes.here(), jax.devices()
     everybody = mesh_of(tuple(devices), "batches") if len(devices) > 1 else None
 
     @functools.lru_cache(maxsize=1)  # a run has one mesh
-    def spread(mesh):
-        together = jax.jit(lambda params, resident: run(params, resident, mesh))
+    def copies_on(mesh):
         everywhere = NamedSharding(mesh, PartitionSpec())
         if processes.is_multiprocess:
-            return together, processes.put(resident, everywhere)
+            return processes.put(resident, everywhere)
         data, frozen = resident
-        data = jax.device_put(data, everywhere)
-        return together, (data, on_mesh(frozen, mesh, shard_largest))
+        return jax.device_put(data, everywhere), on_mesh(frozen, mesh, shard_largest)
 
     @functools.lru_cache(maxsize=4)
     def compiled_by_all(mesh, structure, kinds):
-        together, copies = spread(mesh)
         everywhere = NamedSharding(mesh, PartitionSpec())
         leaves = [jax.ShapeDtypeStruct(*kind, sharding=everywhere) for kind in kinds]
-        program = together.lower(jax.tree.unflatten(structure, leaves), copies).compile()
+        params = jax.tree.unflatten(structure, leaves)
+        program = scores.lower(params, copies_on(mesh), mesh).compile()
         processes.meet()
         return program
 
     def evaluate(params):
         mesh = divided_over((params, resident[1])) or everybody
         if mesh is None or is_traced(params) or not may_divide(params):
-            return alone(params, resident)
-        together, copies = spread(mesh)
+            return scores(params, resident, None)
         if processes.is_multiprocess:
             params = processes.put(params, NamedSharding(mesh, PartitionSpec()))
             leaves, structure = jax.tree.flatten(params)
             kinds = tuple((leaf.shape, leaf.dtype) for leaf in leaves)
-            return compiled_by_all(mesh, structure, kinds)(params, copies)
-        return together(on_mesh(params, mesh), copies)
+            return compiled_by_all(mesh, structure, kinds)(params, copies_on(mesh))
+        return scores(on_mesh(params, mesh), copies_on(mesh), mesh)
 
     return evaluate
 

@@ -142,6 +142,8 @@ def build_personal_evaluation(
     model_of: ModelOf,
     clients: FederatedArrays,
     batch_size: int = 1000,
+    *,
+    lowering: str = "auto",
 ) -> Callable[[FedState], jax.Array]:
     """Build ``evaluate(state) -> accuracy [N]``: each client's own model on its own examples.
 
@@ -157,13 +159,15 @@ def build_personal_evaluation(
         so has the ``train`` of ``client_models``, each client is scored with the model of that
         name; some clients may be left out. Otherwise client i is the one of the state's row i.
       batch_size: largest number of examples in a step of the evaluation.
+      lowering: as in ``build_evaluation``.
 
     Returns:
       state -> accuracy [N] in the order of ``clients``.
 
     Raises:
-      ValueError: ``batch_size`` is below 1; ``clients`` has a name that the training data lack; or,
-        without names, the state has another number of clients (when it is evaluated).
+      ValueError: ``batch_size`` is below 1; ``lowering`` is unknown; ``clients`` has a name that
+        the training data lack; or, without names, the state has another number of clients (when it
+        is evaluated).
       TypeError: ``clients`` is a stream.
     """
     check_resident(clients, "build_personal_evaluation")
@@ -191,7 +195,7 @@ def build_personal_evaluation(
         clients, _ = resident
         return over_devices(one_by_one, (state, clients), jnp.arange(clients.num_clients), mesh)
 
-    scored = may_be_nan(on_all_devices(all_clients, (clients, ()), _is_everywhere))
+    scored = may_be_nan(on_all_devices(all_clients, (clients, ()), lowering, _is_everywhere))
 
     def evaluate(state: FedState) -> jax.Array:
         by_number = isinstance(model_of, _NamedModels) and rows_of is None

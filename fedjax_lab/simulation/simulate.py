@@ -146,7 +146,7 @@ def simulate(
         that round, as diverged. "keep" aggregates it like the others.
       lowering: of the convolutions and poolings of the loss, also of a model of your own. "auto":
         the form that is fast on this machine; see ``fedjax_lab.models.lowering``. "lax": as
-        ``jax.lax`` has them.
+        ``jax.lax`` has them. An evaluation has an argument ``lowering`` of its own.
 
     Raises:
       FloatingPointError: with ``jax_debug_nans`` or ``jax_debug_infs``, a round has such a value;

@@ -413,6 +413,16 @@ def test_methods_that_look_inside_take_the_model(algorithm):
         build(RunConfig.of(algorithm="fedmlb", model="linear"))
 
 
+@pytest.mark.parametrize("lowering", ["auto", "lax"])
+def test_the_evaluations_take_the_lowering(lowering):
+    setup = build(RunConfig.of(algorithm="fedavg", model="cnn", lowering=lowering))
+    tests = setup.client_tests.score_clients
+    tests(setup.params)  # divides the test set
+    for evaluate in (setup.evaluate, setup.evaluate_clients, tests):
+        program = str(jax.make_jaxpr(evaluate)(setup.params))
+        assert ("conv_general_dilated" in program) == (lowering == "lax")
+
+
 @pytest.mark.parametrize("algorithm", ["moon", "fedmlbm", "scaffold"])
 def test_the_compute_dtype_reaches_every_part_and_nothing_that_is_kept(algorithm):
     config = RunConfig.of(algorithm=algorithm, compute_dtype="bfloat16").resolve()

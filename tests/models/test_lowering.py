@@ -12,6 +12,7 @@ from jax import lax
 from fedjax_lab import (
     algorithms,
     build_evaluation,
+    build_personal_evaluation,
     build_round,
     data,
     models,
@@ -22,6 +23,7 @@ from fedjax_lab import (
 )
 from fedjax_lab.machine.target import named, tracing_for, tracing_with
 from fedjax_lab.models.lowering import lowered
+from fedjax_lab.simulation.evaluate import build_client_evaluation
 
 SLOW = ("conv_general_dilated", "reduce_window", "select_and_scatter_add")
 
@@ -456,10 +458,18 @@ def test_private_examples_and_evaluation_take_other_forms_too(task):
     for a, b in zip(jax.tree.leaves(ours.server), jax.tree.leaves(theirs.server), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
     assert not names(build_round(private, "scan"), state, batch)
-    evaluate = build_evaluation(models.accuracy_counts(model.apply), clients.examples)
-    assert not names(evaluate, params)
     correct = np.argmax(model.apply(params, clients.examples.x), -1) == clients.examples.y
-    assert float(evaluate(params)["accuracy"]) == pytest.approx(correct.mean())
+    for lowering in ("auto", "lax"):
+        how = {"count_fn": models.accuracy_counts(model.apply), "lowering": lowering}
+        of_all = build_evaluation(test=clients.examples, **how)
+        of_clients = build_client_evaluation(clients=clients, **how)
+        own = build_personal_evaluation(model_of=lambda state, _: state, clients=clients, **how)
+        for evaluate in (of_all, of_clients, own):
+            assert bool(names(evaluate, params)) == (lowering == "lax")
+        assert float(of_all(params)["accuracy"]) == pytest.approx(correct.mean())
+        for scores in (of_clients(params), own(params)):
+            total = (scores * clients.sizes).sum() / len(correct)
+            assert float(total) == pytest.approx(correct.mean())
 
 
 def wrapped(kind, loss, params):
