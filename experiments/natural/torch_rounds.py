@@ -45,7 +45,7 @@ class CharacterModel(torch.nn.Module):
 
 
 def run(file):
-    """Run all rounds; returns the last parameters and each round's mean loss.
+    """Run all rounds; returns the last parameters and each round's mean loss over its rows.
 
     Args:
       file: arrays ``start/NAME``, ``client_lr``, ``rounds``, and for each round t
@@ -59,25 +59,24 @@ def run(file):
     for t in range(int(file["rounds"])):
         weights, steps = file[f"{t}/weights"], file[f"{t}/steps"]
         mean = [torch.zeros_like(leaf) for leaf in server]
-        seen = 0.0
+        total_loss, num_rows = 0.0, 0
         for i, share in enumerate(weights / weights.sum()):
             with torch.no_grad():
                 for leaf, value in zip(model.parameters(), server, strict=True):
                     leaf.copy_(value)
             optimizer = torch.optim.SGD(model.parameters(), lr=float(file["client_lr"]))
-            of_steps = []
             for k in range(steps[i]):
                 x, y = (torch.tensor(file[f"{t}/{i}/{k}/{n}"].astype(np.int64)) for n in "xy")
                 optimizer.zero_grad()
                 loss = model.loss(x, y)
                 loss.backward()
                 optimizer.step()
-                of_steps.append(float(loss))
-            seen += float(share) * float(np.mean(of_steps))
+                total_loss += float(loss.detach()) * len(x)
+                num_rows += len(x)
             for total, leaf in zip(mean, model.parameters(), strict=True):
                 total += float(share) * leaf.detach()
         server = mean
-        losses.append(seen)
+        losses.append(total_loss / num_rows)
     back = {ours: f"layers_0/{name}" for ours, name in FROM_TORCH.items()}
     renamed = {"vectors": "embedding", "bias": "decoder_bias"}
     found = {}

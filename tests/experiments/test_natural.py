@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from experiments.natural import __main__ as command
-from experiments.natural import methods, runs
+from experiments.natural import against_torch, methods, runs
 from experiments.natural.report import page
 from fedjax_lab import data
 from fedjax_lab.recipes.shakespeare_roles import PLAY
@@ -29,6 +29,25 @@ def test_the_random_divisions_have_the_same_sequences(folder):
         np.testing.assert_array_equal(*both)
     held = [np.asarray(clients.indices) for clients in (roles, sized)]
     assert not np.array_equal(*held)
+
+
+def test_another_loop_gets_every_sequence_of_a_client_once(folder):
+    roles, _ = data.load_federated("shakespeare", folder)
+    held, starts = np.asarray(roles.indices), np.asarray(roles.starts)
+    theirs = [
+        np.sort(np.asarray(roles.examples.x)[held[start : start + size]], axis=0).tolist()
+        for start, size in zip(starts, np.asarray(roles.sizes), strict=True)
+    ]
+    work = {"client_lr": 0.1, "rounds": 2, "seed": 0, "cohort_size": 2}
+    arrays, params, losses = against_torch.rounds_of(roles, 4, **work)
+    assert np.isfinite(losses).all()
+    assert params.keys() <= {n.removeprefix("start/") for n in arrays}
+    for t in range(2):
+        steps = arrays[f"{t}/steps"]
+        for i in range(2):
+            rows = np.concatenate([arrays[f"{t}/{i}/{k}/x"] for k in range(steps[i])])
+            assert np.sort(rows, axis=0).tolist() in theirs
+            assert len(rows) == arrays[f"{t}/weights"][i]
 
 
 def cell(*curves):
