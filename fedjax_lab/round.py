@@ -66,7 +66,8 @@ class Phase(NamedTuple):
         None: the phase would change nothing from now on, and the round leaves it out.
       client_update: (received, row, ``ClientBatch``) -> (message, new row, report), for one client.
         A message is a dict of pytrees. A report is a dict name -> (total, weight), as in
-        ``LocalResult.report``; its entry ``LOCAL_PARAMS`` has the local params, for wrappers.
+        ``LocalResult.report``; its entry ``LOCAL_PARAMS`` has the local params, for wrappers, and
+        ``local_steps`` the number of steps, by which ``simulate`` counts gradients.
       server_update: (server state, aggregated messages, ``Cohort``) -> (new server state, metrics).
         Rows of the history average metrics over the rounds with participants. If the server does
         not take a step in each of these, it reports ``server_updates`` (1 or 0), and its

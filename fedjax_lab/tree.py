@@ -90,13 +90,13 @@ def widen(tree: PyTree) -> PyTree:
 
 
 def norm(tree: PyTree, squared: bool = False) -> jax.Array:
-    """Compute the Euclidean norm of a tree; a float scalar.
+    """Compute the Euclidean norm of a tree; a scalar, float32 or wider.
 
     Args:
       tree: pytree of floating-point arrays.
       squared: return its square.
     """
-    total = sum(jnp.square(leaf).sum() for leaf in _few(tree))
+    total = sum(jnp.square(leaf).sum() for leaf in _few(widen(tree)))
     return jnp.asarray(total if squared else jnp.sqrt(total))
 
 

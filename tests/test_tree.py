@@ -59,3 +59,16 @@ def test_one_number_that_is_not_finite_is_found_and_large_ones_are_not_taken_for
             spoilt = values()
             spoilt[i][(2,) + (1,) * (len(shape) - 1)] = broken
             assert not answer(spoilt), (i, broken)
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+def test_norms_of_many_leaves_are_not_added_in_few_bits(dtype):
+    """Leaves too large to be joined; in bfloat16 their 400 sums stop growing at 2^9 times one."""
+    leaves = [jnp.full((5000,), value, dtype) for value in np.linspace(0.5, 2, 400)]
+    exact = np.sqrt(sum(5000 * float(leaf[0]) ** 2 for leaf in leaves))
+    assert tree.norm(leaves).dtype == jnp.float32
+    assert float(tree.norm(leaves)) == pytest.approx(exact, rel=1e-5)
+    unit = tree.unit(leaves)
+    assert {leaf.dtype for leaf in unit} == {jnp.dtype(dtype)}
+    length = np.sqrt(sum(5000 * float(leaf[0]) ** 2 for leaf in unit))
+    assert length == pytest.approx(1, rel=4e-3)

@@ -57,6 +57,7 @@ def clipped_gradient(
 
     def clipped(example, key, counts):
         (loss, metrics), grads = jax.value_and_grad(one, has_aux=True)(params, example, key, counts)
+        grads = tree.widen(grads)  # rounding to fewer digits could make the norm larger than clip
         norm = tree.norm(grads)
         grads = tree.scale(grads, jnp.where(norm > clip, clip / norm, 1))
         # A gradient that is not finite would be visible in any sum.
@@ -73,7 +74,8 @@ def clipped_gradient(
     means = {name: value * share for name, value in metrics.items()}
     per_step = {name: value for name, value in means.items() if is_scalar[name]}
     per_example = {name: value for name, value in means.items() if not is_scalar[name]}
-    return tree.scale(grads, share), loss * share, count, per_step, per_example
+    mean = jax.tree.map(lambda g, w: g.astype(w.dtype), tree.scale(grads, share), params)
+    return mean, loss * share, count, per_step, per_example
 
 
 def _noised(grads: PyTree, key: Key, deviation: Scalar) -> PyTree:

@@ -47,7 +47,7 @@ OWN_METRICS = frozenset(
         *OF_EVERY_ROUND,
         *OF_SERVER_STEP,
         *("round", "seconds", "compile_seconds", "simulated_seconds"),
-        *("loss", "local_steps", "gradients", "participants", "nonfinite_clients"),
+        *("loss", "local_steps", "local_params", "gradients", "participants", "nonfinite_clients"),
         *("bytes_up", "bytes_down", "message_parts", "message_sq", "error_sq", "change_sq"),
         *("client_drift", "client_qp_residual", "client_qp_active", "mixing"),
         *("clipped_clients", "clipped_steps", "epsilon", "overflow", "gradient_diversity"),
@@ -267,11 +267,11 @@ class Measures:
 
 
 def add_measures(batch: ClientBatch, measures: Mapping[str, Measure]) -> ClientBatch:
-    """Add measures to a batch; a measure replaces an earlier one of the same name.
+    """Add measures to a batch; of two with one name the batch's stays, that of an outer wrapper.
 
     Args:
       batch: batch of a client.
       measures: name -> measure.
     """
     known = {} if batch.measures is None else dict(batch.measures.named)
-    return batch._replace(measures=Measures(tuple({**known, **measures}.items())))
+    return batch._replace(measures=Measures(tuple({**measures, **known}.items())))

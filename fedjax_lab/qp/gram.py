@@ -42,7 +42,7 @@ def inner_products(rows: PyTree, *others: PyTree) -> jax.Array:
         products = []
         for is_divided, leaf, *other in zip(divided, *map(jax.tree.leaves, trees), strict=True):
             left = rows_of(leaf)
-            right = Rows(left.shape, [part.reshape(-1, *left.shape) for part in other])
+            right = Rows(left.shape, [part.reshape(len(part), *left.shape) for part in other])
             products.append(_product([left], [right], dtype, [is_divided]))
         return jnp.stack(products)
 

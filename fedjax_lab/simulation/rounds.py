@@ -49,6 +49,12 @@ def build_rounds(run: Computation, place: Placement) -> Callable[..., tuple[FedS
             batch = run.draw(clients, key, round)
             measured = dict(batch.measured or {})
             state, metrics = round_fn(state._replace(frozen=frozen), batch)
+            if "local_steps" not in metrics:
+                raise ValueError(
+                    f"algorithm is {run.algorithm.name}, whose clients report no local_steps, by "
+                    "which a run counts gradients: put local_steps: (the client's steps, 1.0) into "
+                    "the report of client_update."
+                )
             if batch.expected_size is not None:
                 measured["overflow"] = jnp.isnan(batch.expected_size)
             # An asynchronous method does not wait for the round's clients; it reports its own time.

@@ -16,9 +16,11 @@ import numpy as np
 
 from fedjax_lab.checks import check_choice, check_int
 from fedjax_lab.data import ClientTimes, FederatedArrays, split_clients, split_examples
+from fedjax_lab.data.client_sampling import check_cohorts
 from fedjax_lab.data.clients import held_out_clients
 from fedjax_lab.data.cohort import Schedule, ScheduleOptions, scheduled
 from fedjax_lab.data.streams import check_resident
+from fedjax_lab.machine.keys import seeded
 from fedjax_lab.machine.program_cache import keep_by_default
 from fedjax_lab.round import Algorithm, check_algorithm
 from fedjax_lab.simulation.client_data import record_times, with_times
@@ -44,6 +46,7 @@ from fedjax_lab.tuning.search_log import SearchLog
 from fedjax_lab.tuning.search_result import SearchResult, Trial
 from fedjax_lab.tuning.space import Build, Range, Space, check_tune, read_space
 from fedjax_lab.types import Params, PyTree
+from fedjax_lab.wrappers.ledger import guarantees
 
 
 @scheduled
@@ -116,7 +119,9 @@ def tune(
     Raises:
       TypeError: an argument has the wrong type, or a method has no such hyperparameter.
       ValueError: an argument is out of range, ``times`` is for another number of clients, ``score``
-        is None and a method has no loss, or ``jax_disable_jit`` is set.
+        is None and a method has no loss, ``jax_disable_jit`` is set; or ``simulate`` would refuse
+        ``sample_cohort``, or a private method with this sampling. ``sample_cohort`` and
+        ``hold_out="clients"`` exclude each other.
       FloatingPointError: as ``sweep``.
       FileExistsError: ``run_dir`` has another search.
       ImportError: ``sampler`` is set, and optuna is missing.
@@ -141,11 +146,20 @@ def tune(
     how = Schedule.of("tune", schedule)
     train, held, seen = _divided(clients, validation, hold_out, seeds[0])
     if seen is not None:
+        if how.sample_cohort is not None:
+            raise ValueError(
+                "hold_out is 'clients', which numbers the training clients anew, and sample_cohort "
+                "returns numbers: use hold_out='examples', or give a federation as validation."
+            )
         how = how.of_clients(seen, clients.num_clients)
         times = times.take(seen, clients.num_clients) if isinstance(times, ClientTimes) else times
     how, train = how.bind(train)
     counts = _counts(firsts, score, params, held.examples)
+    if how.sample_cohort is not None:
+        check_cohorts(how.sample_cohort, train, seeded(seeds[0]), how.cohort_size, rounds)
     timed = {name: with_times(train, times, first, params) for name, first in firsts.items()}
+    for name, first in firsts.items():
+        guarantees(first, how, timed[name])  # what no run could account for is refused
     settings = _settings(spaces, firsts, params, (train, held), how, seeds, score)
     if times is not None:
         settings["times"] = {name: record_times(clients) for name, clients in timed.items()}

@@ -158,6 +158,7 @@ def with_attack(
         attack,
         change,
         of=lambda phase: True,
+        needs_floats=attack != "label_flip",
         state=State(around, row=AttackedRow),
         hyperparameters={
             "attack": attack,

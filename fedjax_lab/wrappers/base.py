@@ -18,7 +18,7 @@ phases, and combines names, hyperparameters and models::
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -151,6 +151,7 @@ class Wrapper:
         *,
         of: Callable[[Phase], bool] = sends,
         otherwise: Callable[[Phase], Phase] = lambda phase: phase,
+        needs_floats: bool = False,
         state: State = STATELESS,
         hyperparameters: Mapping[str, Any] | None = None,
     ) -> Algorithm:
@@ -162,12 +163,16 @@ class Wrapper:
             get already work on the wrapper's state.
           of: phase -> whether it is changed.
           otherwise: change of the other phases.
+          needs_floats: whether the messages that are changed must be floats: a factor or noise
+            would be rounded to an integer.
           state: state of the wrapper.
           hyperparameters: hyperparameters of the wrapper.
         """
         algorithm = self.algorithm
 
         def start(params, num_clients, batch):
+            if needs_floats:
+                self._check_floats(params, filter(of, algorithm.phases))
             first = algorithm.start(params, num_clients, batch if state.first_batch else None)
             return first if state.around is None else state.around(params, num_clients, *first)
 
@@ -186,9 +191,21 @@ class Wrapper:
             phases=tuple(wrapped(*numbered) for numbered in enumerate(algorithm.phases)),
             params=lambda outer: algorithm.params(state.inside(outer)),
             personal=algorithm.personal and algorithm.personal.inside(state.inside),
-            hyperparameters={**algorithm.hyperparameters, **(hyperparameters or {})},
+            hyperparameters=_joined(algorithm.hyperparameters, hyperparameters or {}),
             wrappers=(*algorithm.wrappers, self.wrapper),
         )
+
+    def _check_floats(self, params: Params, phases: Iterable[Phase]) -> None:
+        for phase in phases:
+            message = phase.message_like(params)
+            for field in message.keys() - set(phase.costs.derived):
+                for leaf in jax.tree.leaves(message[field]):
+                    if not jnp.issubdtype(leaf.dtype, jnp.floating):
+                        raise ValueError(
+                            f"message[{field!r}] of {self.algorithm.name} has "
+                            f"{leaf.dtype}{list(leaf.shape)}; {name_of(self.wrapper)} requires "
+                            "messages of floats."
+                        )
 
     def only_phase(self, why: str = "") -> Phase:
         """Return the phase of a method that has only one.
@@ -251,6 +268,16 @@ class Wrapper:
                     f"algorithm is {self.algorithm.name}, whose server uses the number of local "
                     f"steps of each client, which {name_of(self.wrapper)} does not hide."
                 )
+
+
+def _joined(inner: Mapping[str, Any], outer: Mapping[str, Any]) -> dict[str, Any]:
+    """Join hyperparameters; of two with one name, the inner one is called "inner_NAME"."""
+    renamed: dict[str, Any] = {}
+    for name, value in inner.items():
+        while name in outer or name in renamed:
+            name = f"inner_{name}"
+        renamed[name] = value
+    return {**renamed, **outer}
 
 
 def with_field(phase: Phase, name: str, dtype: type, how: str, nbytes: int = 0) -> Phase:

@@ -158,6 +158,7 @@ def with_buffered_aggregation(
     return wrapper.wrap(
         "buffered",
         lambda phase, place: _buffer(phase, buffer_size, waiting, factor),
+        needs_floats=True,
         state=State(around, server=BufferedServer, first_batch=True),
         hyperparameters={
             "buffer_size": buffer_size,

@@ -130,7 +130,6 @@ def with_compression(
     compressed = list(filter(_is_compressed, algorithm.phases))
 
     def around(params, num_clients, server, rows):
-        _check_floats(algorithm.name, compressed, params)
         residuals = tuple(
             zero_row_per_client(phase.message_like(params), num_clients)
             for phase in compressed
@@ -153,6 +152,7 @@ def with_compression(
         up.name,
         change,
         of=_is_compressed,
+        needs_floats=True,
         state=State(
             around, None if down is None else CompressedServer, CompressedRow, first_batch=True
         ),
@@ -167,18 +167,6 @@ def with_compression(
 
 def _is_compressed(phase: Phase) -> bool:
     return not phase.once
-
-
-def _check_floats(name: str, compressed: list[Phase], params: Params) -> None:
-    """Check that all compressed fields consist of floats."""
-    for phase in compressed:
-        for field, value in phase.message_like(params).items():
-            for leaf in jax.tree.leaves(value):
-                if not jnp.issubdtype(leaf.dtype, jnp.floating):
-                    raise ValueError(
-                        f"message[{field!r}] of {name} has {leaf.dtype}{list(leaf.shape)}; "
-                        "with_compression requires messages of floats."
-                    )
 
 
 def _warn_if_larger(
@@ -308,6 +296,8 @@ def _replace_vectors(received: PyTree, vectors: list[Params]) -> PyTree:
 
 def _through(compressor: Compressor, key: Key, vector: PyTree, scope: str) -> PyTree:
     """Compress and decompress a tree."""
+    if not jax.tree.leaves(vector):
+        return vector
     if scope == "global" and compressor.direct_parts is not None:
         leaves, structure = jax.tree.flatten(vector)
         dtype = jnp.result_type(*leaves)

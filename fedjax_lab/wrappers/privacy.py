@@ -185,6 +185,7 @@ def with_dp(
         "dp",
         change,
         otherwise=_unless_nobody,
+        needs_floats=True,
         state=State(around, server=DPServer),
         hyperparameters={
             "dp_clip_norm": recorded(clip_norm),

@@ -91,6 +91,7 @@ def with_robust_aggregation(
     return wrapper.wrap(
         text.split(":")[0],
         lambda phase, place: _robust(algorithm.name, phase, chosen, scope),
+        needs_floats=True,
         hyperparameters={"rule": recorded, "rule_scope": scope},
     )
 
@@ -145,7 +146,10 @@ def _in_groups(function: Callable[[PyTree], PyTree], messages: dict, scope: str)
     if scope == "global":
         return function(messages)
     if scope == "per_field":
-        return {name: function(field) for name, field in messages.items()}
+        return {
+            name: function(field) if jax.tree.leaves(field) else field
+            for name, field in messages.items()
+        }
     return jax.tree.map(function, messages)
 
 

@@ -106,6 +106,7 @@ def with_secure_aggregation(
     return wrapper.wrap(
         "secure",
         lambda phase, place: _secure(algorithm.name, phase, place, bits, float(clip), neighbours),
+        needs_floats=True,
         state=State(around),
         hyperparameters={
             "secure_bits": bits,

@@ -186,3 +186,21 @@ def test_what_is_refused():
     made = algorithms.scaffold(loss_fn, client_lr=0.1, example_clip=1.0, example_noise=0.5)
     assert made.hyperparameters["example_noise"] == 0.5
     assert "example_clip" not in algorithms.scaffold(loss_fn, client_lr=0.1).hyperparameters
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+def test_no_example_counts_for_more_than_the_clip_in_few_bits(dtype):
+    """Over 61 leaves; in float16 the sum of the first one's squares is beyond the range."""
+    values = [200.0, *[3.0] * 60] if dtype == jnp.float16 else [1.0, *[0.1] * 60]
+    like = [jnp.full(5000, value, dtype) for value in values]
+
+    def of_all(params, examples, key):
+        return sum((a * b).sum() for a, b in zip(params, like, strict=True))[None].astype(float)
+
+    params = [jnp.zeros(5000, dtype) for _ in like]
+    gradient = jax.jit(Gradient(of_all, example_clip=0.5).raw)
+    got, _ = gradient(params, Step(jnp.ones((1, 1)), None, jax.random.key(0), (), ()))
+    assert {leaf.dtype for leaf in got} == {jnp.dtype(dtype)}
+    assert np.sqrt(sum(np.square(np.float64(leaf)).sum() for leaf in got)) == pytest.approx(
+        0.5, rel=4e-3
+    )

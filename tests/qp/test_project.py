@@ -260,12 +260,13 @@ def test_per_leaf_projects_every_leaf_alone():
 
 def test_inner_products_of_every_leaf():
     p, rows = draw(3, 9, 40_000, "random")
-    tree = {"a": p[None, :20].reshape(1, 4, 5), "b": p[None, 20:]}
-    row_tree = {"a": rows[:, :20].reshape(9, 4, 5), "b": rows[:, 20:]}
+    none = np.zeros((1, 0, 3), np.float32)
+    tree = {"a": p[None, :20].reshape(1, 4, 5), "b": p[None, 20:], "none": none}
+    row_tree = {"a": rows[:, :20].reshape(9, 4, 5), "b": rows[:, 20:], "none": none.repeat(9, 0)}
     some = jax.tree.map(lambda leaf: leaf[:2], row_tree)
     products = jax.jit(inner_products)(row_tree, some, tree)
     right = np.concatenate([rows[:2], p[None]]).astype(np.float64)
-    expected = [rows[:, :20] @ right[:, :20].T, rows[:, 20:] @ right[:, 20:].T]
+    expected = [rows[:, :20] @ right[:, :20].T, rows[:, 20:] @ right[:, 20:].T, np.zeros((9, 3))]
     np.testing.assert_allclose(products, expected, atol=1e-6 * np.square(rows).sum(1).max())
 
 

@@ -4,6 +4,8 @@ That they are the right means, for every method and under every mask, is in
 ``tests/algorithms/test_contract.py``.
 """
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -131,6 +133,19 @@ def test_the_librarys_own_names_are_refused(name):
     algorithm = algorithms.fedavg(loss, client_lr=0.1)
     with pytest.raises(ValueError, match=rf"metric called '{name}'; this name is reserved"):
         run(algorithm)
+
+
+def test_clients_that_report_no_steps_are_told_of():
+    plain = algorithms.fedavg(loss_fn, client_lr=0.1)
+    (phase,) = plain.phases
+
+    def client_update(received, row, batch):
+        message, row, report = phase.client_update(received, row, batch)
+        return message, row, {"loss": report["loss"]}
+
+    own = dataclasses.replace(plain, phases=(phase._replace(client_update=client_update),))
+    with pytest.raises(ValueError, match="algorithm is fedavg, whose clients report no local_step"):
+        run(own)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_lab import algorithms, data, models, simulate, tune
+from fedjax_lab import algorithms, data, models, simulate, tune, with_dp
 from fedjax_lab.data import ClientTimes
 from fedjax_lab.tuning import search_log
 from fedjax_lab.tuning.score import evaluation_key
@@ -484,3 +484,33 @@ def test_a_method_without_a_loss_needs_a_score():
     with pytest.raises(ValueError, match="takes a model and no loss; set score"):
         search({"mine": build}, {"client_lr": [0.1]})
     assert jax.tree.leaves(PARAMS)[0].shape == (D,)
+
+
+def same_cohort(*ids):
+    return lambda key, round: jnp.array(ids)
+
+
+def noised(loss):
+    return lambda client_lr, **more: with_dp(algorithms.fedavg(loss, client_lr=client_lr), **more)
+
+
+@pytest.mark.parametrize(
+    ("more", "private", "message"),
+    [
+        ({"sample_cohort": same_cohort(1, 2, 2)}, {}, "ids .* must be distinct"),
+        ({"sample_cohort": same_cohort(1, 2, N)}, {}, r"ids \[1, 2, 8\] in round 0"),
+        (
+            {"sample_cohort": same_cohort(1, 2, 3), "hold_out": "clients"},
+            {},
+            "hold_out is 'clients', which numbers the training clients anew",
+        ),
+        ({}, {"noise_bands": 3}, "noise_bands is 3"),
+        ({"sample_cohort": same_cohort(1, 2, 3)}, {"delta": 1e-2}, "sample_cohort"),
+    ],
+)
+def test_what_simulate_refuses_is_not_searched(more, private, message):
+    build = FEDAVG
+    if private:
+        build = functools.partial(noised(loss_fn), clip_norm=1.0, noise_multiplier=1.0, **private)
+    with pytest.raises(ValueError, match=message):
+        search({"one": build}, {"client_lr": (1e-3, 0.3)}, **more)

@@ -7,7 +7,18 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_lab import algorithms, build_round, tree, with_attack, with_client_metrics, with_dp
+from fedjax_lab import (
+    algorithms,
+    build_round,
+    tree,
+    with_attack,
+    with_buffered_aggregation,
+    with_client_metrics,
+    with_compression,
+    with_dp,
+    with_robust_aggregation,
+    with_secure_aggregation,
+)
 from fedjax_lab.round import Algorithm, Phase
 from fedjax_lab.wrappers import client_params
 from fedjax_lab.wrappers.base import State, Wrapper, add_metrics
@@ -152,3 +163,53 @@ def test_a_metric_of_the_same_name_is_refused():
     batch = batch_of(np.ones((2, 2, D)))._replace(examples=jnp.ones((2, 1, 2, 3)))
     with pytest.raises(ValueError, match="both have a metric called row_norm"):
         algorithm.round_fn(algorithm.init({"w": jnp.zeros(3)}, N), batch)
+
+
+def counting(dtype):
+    """A method whose clients also send a number, of a dtype."""
+    (phase,) = teller().phases
+
+    def client_update(received, row, batch):
+        message, row, report = phase.client_update(received, row, batch)
+        return {**message, "count": jnp.asarray(12, dtype)}, row, report
+
+    counted = phase._replace(
+        client_update=client_update,
+        reduce={**phase.reduce, "count": "sum"},
+        message=lambda params: {
+            **dict.fromkeys(phase.reduce, params),
+            "count": jnp.zeros((), dtype),
+        },
+    )
+    plain = teller()
+    return Algorithm("counting", plain.start, (counted,), plain.params)
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda method: with_buffered_aggregation(method, 2, 4),
+        lambda method: with_robust_aggregation(method, "norm_clip:1"),
+        lambda method: with_attack(method, "sign_flip", share=0.5),
+        lambda method: with_dp(method, 1.0, 1.0),
+        lambda method: with_secure_aggregation(method, bits=20, clip=20.0),
+        lambda method: with_compression(method, "sign"),
+    ],
+    ids=["buffered", "robust", "attack", "dp", "secure", "compression"],
+)
+def test_messages_of_integers_are_refused_where_they_would_be_rounded(wrap):
+    wrap(counting(jnp.float32)).init(params(), N)
+    with pytest.raises(
+        ValueError, match=r"message\['count'\] of .* has int32\[\]; with_\w+ requires"
+    ):
+        wrap(counting(jnp.int32)).init(params(), N)
+
+
+def test_an_attack_on_labels_leaves_integers_alone():
+    with_attack(counting(jnp.int32), "label_flip", share=0.5, num_classes=3).init(params(), N)
+
+
+def test_the_settings_of_an_inner_wrapper_are_kept():
+    method = with_compression(with_compression(teller(), "top_k:0.5"), "qsgd:3")
+    assert method.hyperparameters["inner_compressor"].startswith("top_k(")
+    assert method.hyperparameters["compressor"].startswith("qsgd(")

@@ -83,6 +83,10 @@ def test_around_other_wrappers_twice_and_with_two_gradients_a_step():
     (alone,) = run(inner, rounds=1, local_steps=1).history
     assert alone["g"] == pytest.approx(first, rel=1e-5)
     assert row["w"] > 0
+    again = with_client_metrics(inner, g=norm_of_weights)  # of one name, the outer one
+    (row,) = run(again, rounds=1, local_steps=1).history
+    (expected,) = run(with_client_metrics(sam, g=norm_of_weights), rounds=1, local_steps=1).history
+    assert row["g"] == expected["g"] != alone["g"]
 
 
 def test_it_is_refused():
@@ -91,8 +95,9 @@ def test_it_is_refused():
         with_client_metrics(method)
     with pytest.raises(TypeError, match=r"norm is 3; it must be a function \(params, gradient\)"):
         with_client_metrics(method, norm=3)
-    with pytest.raises(ValueError, match="loss is a reserved name"):
-        with_client_metrics(method, loss=norm_of_gradient)
+    for name in ("loss", "local_params"):
+        with pytest.raises(ValueError, match=f"{name} is a reserved name"):
+            with_client_metrics(method, **{name: norm_of_gradient})
     with pytest.raises(ValueError, match=r"'g' returned an array of shape \(5,\); .* a scalar"):
         run(with_client_metrics(method, g=lambda params, gradient: gradient["w"]))
 

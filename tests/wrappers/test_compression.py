@@ -382,6 +382,13 @@ def test_a_message_with_integers_is_refused():
         wrapped.init(initial_params(), N)
 
 
+def test_a_field_without_arrays_passes():
+    wrapped = with_compression(sends(lambda delta: {"sums": delta["b"], "none": ()}), "top_k:0.5")
+    batch = to_batch(rounds(1, equal_steps=True)[0][1], 0)
+    after, _ = jax.eval_shape(build_round(wrapped, "scan"), begin(wrapped), batch)
+    assert after.server["none"] == ()
+
+
 def test_what_a_run_records():
     wrapped = with_compression(
         algorithms.scaffold(loss_fn, **LR), "top_k:0.9+qsgd:3", downlink="int8", scope="per_leaf"

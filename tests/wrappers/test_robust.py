@@ -1,5 +1,6 @@
 """Robust rules against NumPy, against attackers of 1e6, and around every method."""
 
+import dataclasses
 import functools
 
 import chex
@@ -313,6 +314,29 @@ def test_clipping_far_away_keeps_the_weights(x64):
     expected, _ = finish(plain, drawn())
     actual, _ = finish(with_robust_aggregation(plain, "norm_clip:1e9"), drawn())
     chex.assert_trees_all_close(actual, expected, atol=1e-12)
+
+
+def test_a_field_without_arrays_is_left_as_it_is():
+    plain = teller()
+    (inner,) = plain.phases
+
+    def client_update(received, row, batch):
+        message, row, report = inner.client_update(received, row, batch)
+        return {**message, "none": ()}, row, report
+
+    phase = inner._replace(
+        client_update=client_update,
+        reduce={**inner.reduce, "none": "mean"},
+        message=lambda params: {"first": params, "second": params, "none": ()},
+    )
+    own = dataclasses.replace(plain, phases=(phase,))
+    messages = draw(4).astype(np.float32)
+    for rule in ("norm_clip:1", "krum:1"):
+        expected, actual = (
+            run(with_robust_aggregation(method, rule, scope="per_field"), batch_of(messages))[0]
+            for method in (plain, own)
+        )
+        np.testing.assert_array_equal(actual, expected)
 
 
 def test_a_function_is_a_rule():
