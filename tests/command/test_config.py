@@ -415,7 +415,8 @@ def test_methods_that_look_inside_take_the_model(algorithm):
 
 @pytest.mark.parametrize("lowering", ["auto", "lax"])
 def test_the_evaluations_take_the_lowering(lowering):
-    setup = build(RunConfig.of(algorithm="fedavg", model="cnn", lowering=lowering))
+    small = {"model": "lenet5", "model_option": ("padding=SAME", "widths=2,2,4,4")}
+    setup = build(RunConfig.of(algorithm="fedavg", **small, lowering=lowering))
     tests = setup.client_tests.score_clients
     tests(setup.params)  # divides the test set
     for evaluate in (setup.evaluate, setup.evaluate_clients, tests):

@@ -12,7 +12,6 @@ from jax import lax
 from fedjax_lab import (
     algorithms,
     build_evaluation,
-    build_personal_evaluation,
     build_round,
     data,
     models,
@@ -24,6 +23,7 @@ from fedjax_lab import (
 from fedjax_lab.machine.target import named, tracing_for, tracing_with
 from fedjax_lab.models.lowering import lowered
 from fedjax_lab.simulation.evaluate import build_client_evaluation
+from fedjax_lab.simulation.evaluate_personal import build_personal_evaluation
 
 SLOW = ("conv_general_dilated", "reduce_window", "select_and_scatter_add")
 
