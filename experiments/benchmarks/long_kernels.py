@@ -20,6 +20,7 @@ from jax import lax
 from fedjax_lab.machine.target import tracing_with
 from fedjax_lab.models.lowering import lowered
 
+# The module, whose limits "whole" lifts; as an attribute of the package it is the function.
 convolution = importlib.import_module("fedjax_lab.models.convolution")
 STEPS = 5
 # name -> shapes of images and kernels, stride, distance of the image's pixels

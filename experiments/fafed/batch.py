@@ -46,9 +46,9 @@ STUDY = Study(
 The setting of `large_batch`, Table 2's at high heterogeneity, with half of its rounds: q = 5 local
 steps and 30 rounds, which are 5 passes over the data. Batch 5 in place of 100 has the same rounds
 and steps with a quarter of a pass; the same steps and passes with 600 rounds; or the same rounds
-and passes with 100 steps. client_lr is from {0.01, 0.02, 0.05, 0.1, 0.2, 0.4}, beyond the paper's
-0.1 where four methods end; the other grids and the order of tuning are those of Table 2, with a
-fifth of the rounds.""",
+and passes with 100 steps. client_lr is from {0.01, 0.02, 0.05, 0.1, 0.2, 0.4}: beyond the paper's
+0.1, where five methods end, and without its 0.001. The other grids and the order of tuning are
+those of Table 2, with a fifth of the rounds.""",
     methods={
         name: dataclasses.replace(method, grid={"client_lr": _LRS})
         for name, method in METHODS.items()

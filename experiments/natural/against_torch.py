@@ -15,9 +15,8 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from experiments.natural.runs import SEEDS, Scale
+from experiments.natural.runs import MINI_BATCHES, SEEDS, Scale, network
 from fedjax_lab import algorithms, build_round, data, models
-from fedjax_lab.data import shakespeare
 from fedjax_lab.tree import by_path
 
 HERE = Path(__file__).parent
@@ -31,18 +30,16 @@ def rounds_of(clients, hidden, client_lr, rounds, seed, cohort_size):
       hidden: units of the LSTM layer.
       client_lr, rounds, seed, cohort_size: of the run.
     """
-    model = models.lstm(shakespeare.NUM_TOKENS, embedding=8, hidden=hidden, layers=1, dropout=0.0)
+    model = network(hidden)
     params = model.init(jax.random.key(seed), clients.examples.x[:1])
     algorithm = algorithms.fedavg(models.answer_loss(model.apply), client_lr=client_lr)
     state, round_fn = algorithm.init(params, clients.num_clients), build_round(algorithm)
-    schedule = {"local_epochs": 1, "batch_size": 10, "weights": "examples"}
+    schedule = {"cohort_size": cohort_size, "local_epochs": 1, **MINI_BATCHES}
     arrays = {f"start/{name}": np.asarray(leaf) for name, leaf in by_path(params).items()}
     arrays |= {"client_lr": np.float64(client_lr), "rounds": np.int64(rounds)}
     losses = []
     for t in range(rounds):
-        batch = data.draw_batch(
-            clients, jax.random.key(seed), t, cohort_size=cohort_size, **schedule
-        )
+        batch = data.draw_batch(clients, jax.random.key(seed), t, **schedule)
         state, metrics = round_fn(state, batch)
         losses.append(float(metrics["loss"]))
         rows = np.asarray(batch.examples)

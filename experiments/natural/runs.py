@@ -16,6 +16,7 @@ SEEDS = (11, 12, 13)
 TUNING_SEED = 0
 CONTROL = "random, sizes of the roles"
 DIVISIONS = ("roles", "random", CONTROL)
+MINI_BATCHES = {"batch_size": 10, "weights": "examples"}
 TARGETS = (30, 35, 40, 45, 50)  # percent
 
 
@@ -71,6 +72,11 @@ def divided(clients, division, seed):
     return data.partition(sequences, owners, count, min_size=1)
 
 
+def network(hidden):
+    """Return the study's model, with so many hidden units."""
+    return models.lstm(shakespeare.NUM_TOKENS, embedding=8, hidden=hidden, layers=1, dropout=0.0)
+
+
 def train(clients, scored, scale, *, local_epochs, seed, rounds, method="fedavg", **options):
     """Run a method; returns (rounds of the evaluations, accuracies in percent, seconds).
 
@@ -82,9 +88,7 @@ def train(clients, scored, scale, *, local_epochs, seed, rounds, method="fedavg"
       method: name of the method.
       **options: of its factory.
     """
-    model = models.lstm(
-        shakespeare.NUM_TOKENS, embedding=8, hidden=scale.hidden, layers=1, dropout=0.0
-    )
+    model = network(scale.hidden)
     if "memory_size" in options:  # of a small federation
         options["memory_size"] = min(options["memory_size"], clients.num_clients)
     counts = models.answer_counts(model.apply, data.scored_per_row(scored))
@@ -95,8 +99,7 @@ def train(clients, scored, scale, *, local_epochs, seed, rounds, method="fedavg"
         rounds=rounds,
         cohort_size=scale.cohort_size,
         local_epochs=local_epochs,
-        batch_size=10,
-        weights="examples",
+        **MINI_BATCHES,
         seed=seed,
         evaluate=build_evaluation(counts, scored),
         eval_every=scale.eval_every,
