@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from flax import linen as nn
 
 import fedjax_lab
 from fedjax_lab import (
@@ -269,6 +270,8 @@ DATA = [
     (lambda: models.build("mpl", 10), ["name is 'mpl'", "'mlp'"]),
     (lambda: models.build("mlp", 10, width=3), ["width", "hidden"]),
     (lambda: models.classification_loss(MODEL), ["apply is a Model", "model.apply"]),
+    (lambda: models.classification_loss(nn.Dense(3).apply), ["Dense", "models.from_linen"]),
+    (lambda: models.accuracy_counts(lambda params, x: x), ["apply is", "(params, x, key)"]),
     (lambda: models.from_linen(3), ["module is 3", "flax.linen.Module"]),
 ]
 

@@ -7,15 +7,18 @@ training loss takes ``mask`` bool [B], which examples are real (None: all), and 
 model that has this argument.
 """
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
 from fedjax_lab.machine.keys import compact, plain
 from fedjax_lab.models.base import Apply, Model, with_mask
 from fedjax_lab.models.label_checks import mark_labels
+from fedjax_lab.signatures import parameter_of
 from fedjax_lab.tree import widen
 from fedjax_lab.types import Key, LossFn, Params, PyTree
 
@@ -324,15 +327,36 @@ def check_functions(apply: Any, preprocess: Any) -> None:
       preprocess: a function or None.
 
     Raises:
-      TypeError: one of them is not a function.
+      TypeError: one of them is not a function, or ``apply`` does not take (params, x, key).
     """
     if not callable(apply):
         raise TypeError(
             f"apply is {'a Model' if isinstance(apply, Model) else repr(apply)}; it must be a "
             "function (params, x, key) -> logits [B, C], such as model.apply."
         )
+    module = getattr(apply, "__self__", None)
+    if isinstance(module, nn.Module) and parameter_of(type(module).__call__, "key") is None:
+        raise TypeError(
+            f"apply is the apply of {type(module).__name__}, which would take the key for another "
+            "argument of the module's call; use models.from_linen(module).apply."
+        )
+    if not _takes_three(apply):
+        raise TypeError(
+            f"apply is {getattr(apply, '__name__', repr(apply))}{inspect.signature(apply)}; it is "
+            "called with (params, x, key). A model that draws nothing takes a key and ignores it."
+        )
     if preprocess is not None and not callable(preprocess):
         raise TypeError(
             f"preprocess is {preprocess!r}; it must be None or a function (examples, key) -> "
             "examples."
         )
+
+
+def _takes_three(function: Callable[..., Any]) -> bool:
+    try:
+        inspect.signature(function).bind(None, None, None)
+    except TypeError:
+        return False
+    except ValueError:  # some built-in functions have no signature
+        pass
+    return True
