@@ -1,9 +1,9 @@
 """Run the study of Shakespeare's roles, and write RESULTS.md.
 
-Finished cells are stored in ``experiments/natural/results.json`` and ``methods.json``, and not run
-again. The texts are downloaded to ``runs/shakespeare``, once.
+Finished cells are stored in ``experiments/natural/results.json``, ``methods.json`` and
+``published.json``, and not run again. The texts are downloaded to ``runs/shakespeare``, once.
 
-    python -m experiments.natural [--folder FOLDER] [--part divisions | methods]
+    python -m experiments.natural [--folder FOLDER] [--part divisions | methods | published]
     python -m experiments.natural --smoke --folder FOLDER    # a few rounds, which stores nothing
     python -m experiments.natural --report                   # write the page from what is stored
 """
@@ -15,13 +15,20 @@ from typing import Any
 
 from experiments.natural.methods import METHODS
 from experiments.natural.methods import cells as method_cells
+from experiments.natural.published import PUBLISHED
+from experiments.natural.published import cells as published_cells
 from experiments.natural.report import ROLES, write
 from experiments.natural.runs import SEEDS, SMOKE, Scale, cells
 from fedjax_lab.data import shakespeare
 from fedjax_lab.machine.atomic_files import write_text
 
 HERE = Path(__file__).parent
-FILES = {"divisions": HERE / "results.json", "methods": HERE / "methods.json"}
+FILES = {
+    "divisions": HERE / "results.json",
+    "methods": HERE / "methods.json",
+    "published": HERE / "published.json",
+}
+RUNS = Path("runs/natural")
 
 
 def main(arguments=None):
@@ -45,7 +52,7 @@ def main(arguments=None):
         for part in FILES if given.part is None else (given.part,):
             run(part, kept, given)
     if not given.smoke:
-        write(kept["divisions"], kept["methods"])
+        write(**kept)
 
 
 def run(part, kept, given):
@@ -59,6 +66,10 @@ def run(part, kept, given):
     scale, seeds = (SMOKE, SEEDS[:1]) if given.smoke else (Scale(), SEEDS)
     if part == "divisions":
         finished = cells(given.folder, scale, kept[part], seeds)
+    elif part == "published" and given.smoke:
+        finished = published_cells(given.folder, SMOKE, {}, None, names=("fedavg",))
+    elif part == "published":
+        finished = published_cells(given.folder, PUBLISHED, kept[part], RUNS)
     else:
         rate = kept["divisions"][ROLES]["client_lr"]
         names = ("fedadam", "gradma") if given.smoke else tuple(METHODS)

@@ -15,7 +15,7 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from experiments.natural.runs import MINI_BATCHES, SEEDS, Scale, network
+from experiments.natural.runs import SEEDS, Scale
 from fedjax_lab import algorithms, build_round, data, models
 from fedjax_lab.tree import by_path
 
@@ -30,11 +30,12 @@ def rounds_of(clients, hidden, client_lr, rounds, seed, cohort_size):
       hidden: units of the LSTM layer.
       client_lr, rounds, seed, cohort_size: of the run.
     """
-    model = network(hidden)
+    scale = Scale(hidden)
+    model = scale.network()
     params = model.init(jax.random.key(seed), clients.examples.x[:1])
     algorithm = algorithms.fedavg(models.answer_loss(model.apply), client_lr=client_lr)
     state, round_fn = algorithm.init(params, clients.num_clients), build_round(algorithm)
-    schedule = {"cohort_size": cohort_size, "local_epochs": 1, **MINI_BATCHES}
+    schedule = {"cohort_size": cohort_size, "local_epochs": 1, **scale.mini_batches}
     arrays = {f"start/{name}": np.asarray(leaf) for name, leaf in by_path(params).items()}
     arrays |= {"client_lr": np.float64(client_lr), "rounds": np.int64(rounds)}
     losses = []

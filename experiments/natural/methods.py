@@ -64,6 +64,34 @@ def best_of(scores):
     return max(scores, key=lambda point: (np.isfinite(scores[point]), scores[point]))
 
 
+def at(point, fixed):
+    """Return the arguments of a factory at a point (client_lr, server_lr or None)."""
+    client_lr, server_lr = point
+    server = {} if server_lr is None else {"server_lr": server_lr}
+    return {**fixed, "client_lr": client_lr, **server}
+
+
+def scorer(clients, scale, name, fixed):
+    """Return a function (client_lr, server_lr) -> accuracy on held-out roles.
+
+    Args:
+      clients: all roles.
+      scale: a ``Scale``.
+      name: name of the method.
+      fixed: its other arguments.
+    """
+    fit, held_out = data.split_clients(clients, 0.1, seed=TUNING_SEED)
+    scored = pooled(held_out, scale.num_scored)
+
+    def score(client_lr, server_lr=None):
+        how = {"local_epochs": 1, "seed": TUNING_SEED, "rounds": scale.tuning_rounds}
+        options = at((client_lr, server_lr), fixed)
+        _, accuracies, _ = train(fit, scored, scale, method=name, **how, **options)
+        return float(np.mean(accuracies[-3:]))
+
+    return score
+
+
 def tune(clients, method, name, scale, base_rate):
     """Return {(client_lr, server_lr or None): accuracy on held-out roles}, of five points.
 
@@ -73,17 +101,7 @@ def tune(clients, method, name, scale, base_rate):
       scale: a ``Scale``.
       base_rate: FedAvg's best client learning rate.
     """
-    fit, held_out = data.split_clients(clients, 0.1, seed=TUNING_SEED)
-    scored = pooled(held_out, scale.num_scored)
-
-    def score(client_lr, server_lr=None):
-        options = {**method.fixed, "client_lr": client_lr}
-        if server_lr is not None:
-            options["server_lr"] = server_lr
-        how = {"local_epochs": 1, "seed": TUNING_SEED, "rounds": scale.tuning_rounds}
-        _, accuracies, _ = train(fit, scored, scale, method=name, **how, **options)
-        return float(np.mean(accuracies[-3:]))
-
+    score = scorer(clients, scale, name, method.fixed)
     if method.server_rates is None:
         return {(rate, None): score(rate) for rate in method.rates}
     scores = {(base_rate, server): score(base_rate, server) for server in method.server_rates}
@@ -111,10 +129,7 @@ def cells(folder, scale, kept, base_rate, *, names=tuple(METHODS), seeds=SEEDS):
             continue
         method = METHODS[name]
         tried = tune(clients, method, name, scale, base_rate)
-        client_lr, server_lr = best_of(tried)
-        options = {**method.fixed, "client_lr": client_lr}
-        if server_lr is not None:
-            options["server_lr"] = server_lr
+        options = at(best_of(tried), method.fixed)
         runs, took = {}, []
         for seed in seeds:
             how = {"local_epochs": 1, "seed": seed, "rounds": scale.rounds}

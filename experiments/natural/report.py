@@ -6,7 +6,9 @@ import numpy as np
 from matplotlib import rc_context
 
 from experiments.natural.methods import ADAPTIVE_SERVERS, SYSTEMS, against, decide, ends, spread
+from experiments.natural.published import EXPECTED
 from experiments.natural.runs import DIVISIONS, TARGETS, Scale, rounds_to, verdict
+from experiments.studies.verdicts import CONTRADICTED, SHOWS
 from fedjax_lab.estimates import estimate, format_estimate
 from fedjax_lab.machine.atomic_files import write_text
 from fedjax_lab.markdown import markdown_table
@@ -66,6 +68,12 @@ def draw(kept, path):
     figure.savefig(path, metadata={"Date": None})
 
 
+def chosen(cell):
+    """Return the learning rates of a cell as text."""
+    server = f", server_lr {cell['server_lr']:.3g}" if "server_lr" in cell else ""
+    return f"client_lr {cell['client_lr']:.3g}{server}"
+
+
 def methods_table(rows):
     """Return the table of the methods: what was chosen, the end, and differences.
 
@@ -76,16 +84,13 @@ def methods_table(rows):
     shown = [["method", "chosen", "accuracy % at the end", "against fedavg", "rounds to 40 %"]]
     for name in sorted(means, key=means.__getitem__, reverse=True):
         cell = rows[name]
-        chosen = f"client_lr {cell['client_lr']:.3g}"
-        if "server_lr" in cell:
-            chosen += f", server_lr {cell['server_lr']:.3g}"
         difference = "" if name == "fedavg" else f"{against(cell, rows['fedavg']).mean:+.1f}"
         if difference:
             difference += f" ({decide(against(cell, rows['fedavg']))})"
         reached = list(rounds_to(cell, 40).values())
         took = format_estimate(estimate(reached), 0) if np.isfinite(reached).all() else "-"
         end = format_estimate(estimate(list(ends(cell).values())), 1)
-        shown.append([name, chosen, end, difference, took])
+        shown.append([name, chosen(cell), end, difference, took])
     return shown
 
 
@@ -127,39 +132,77 @@ def draw_methods(rows, path):
     figure.savefig(path, metadata={"Date": None})
 
 
-def page(kept, methods):
+def published_table(rows):
+    """Return the table of the runs at the published size.
+
+    Args:
+      rows: {method: cell}.
+    """
+    shown = [["method", "chosen", "accuracy % after 200 rounds", "at the end", "hours"]]
+    for name, cell in rows.items():
+        (curve,) = cell["accuracy"].values()
+        early = curve[cell["rounds"].index(200)]
+        (end,) = ends(cell).values()
+        values = (f"{value:.1f}" for value in (early, end, cell["seconds"] / 3600))
+        shown.append([name, chosen(cell), *values])
+    return shown
+
+
+def published_sentence(rows):
+    """Return what the runs at the published size say.
+
+    Args:
+      rows: {method: cell}.
+    """
+    (end,) = ends(rows["fedavg"]).values()
+    verdict = SHOWS if EXPECTED[0] <= end <= EXPECTED[1] else CONTRADICTED
+    line = f"- **FedAvg ends where it should: {verdict}**; at {end:.1f} %."
+    if "fedadam" in rows:
+        (other,) = ends(rows["fedadam"]).values()
+        line += (
+            f" FedAdam ends {abs(other - end):.1f} points {'above' if other > end else 'below'} it."
+        )
+    return line
+
+
+def page(divisions, methods, published):
     """Return RESULTS.md.
 
     Args:
-      kept: {name: cell} of the divisions.
+      divisions: {name: cell} of the divisions.
       methods: {name: cell} of the methods but FedAvg.
+      published: {name: cell} of the runs at the published size.
     """
     parts = [(HERE / "introduction.md").read_text(encoding="utf-8").rstrip()]
-    if not kept:
+    if not divisions:
         return parts[0] + "\n\nNo run is stored yet.\n"
-    seconds = sum(cell["seconds"] for cell in kept.values())
+    seconds = sum(cell["seconds"] for cell in divisions.values())
     parts.append(
-        f"`make natural-study`; a final run took {seconds / len(kept):.0f} s of two cores."
+        f"`make natural-study`; a final run took {seconds / len(divisions):.0f} s of two cores."
     )
     parts.append("## Roles against random divisions")
-    parts.append(sentences(kept))
+    parts.append(sentences(divisions))
     parts.append("![Accuracy over the rounds](figures/accuracy.svg)")
-    parts.append(markdown_table(table(kept)))
+    parts.append(markdown_table(table(divisions)))
     if methods:
-        rows = {"fedavg": kept[ROLES], **methods}
+        rows = {"fedavg": divisions[ROLES], **methods}
         parts.append("## Methods on the roles")
         parts.append(methods_sentences(rows))
         parts.append("![Accuracy of the methods](figures/methods.svg)")
         parts.append(markdown_table(methods_table(rows)))
+    if published:
+        parts.append("## At the published size")
+        parts.append(published_sentence(published))
+        parts.append(markdown_table(published_table(published)))
     parts.append((HERE / "findings.md").read_text(encoding="utf-8").rstrip())
     return "\n\n".join(parts) + "\n"
 
 
-def write(kept, methods):
+def write(divisions, methods, published):
     """Write RESULTS.md and the figures."""
     with rc_context({"svg.hashsalt": "fedjax_lab"}):  # equal figures, equal bytes
-        if kept:
-            draw(kept, HERE / "figures" / "accuracy.svg")
+        if divisions:
+            draw(divisions, HERE / "figures" / "accuracy.svg")
         if methods:
-            draw_methods({"fedavg": kept[ROLES], **methods}, HERE / "figures" / "methods.svg")
-    write_text(HERE / "RESULTS.md", page(kept, methods))
+            draw_methods({"fedavg": divisions[ROLES], **methods}, HERE / "figures" / "methods.svg")
+    write_text(HERE / "RESULTS.md", page(divisions, methods, published))

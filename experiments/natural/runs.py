@@ -16,7 +16,6 @@ SEEDS = (11, 12, 13)
 TUNING_SEED = 0
 CONTROL = "random, sizes of the roles"
 DIVISIONS = ("roles", "random", CONTROL)
-MINI_BATCHES = {"batch_size": 10, "weights": "examples"}
 TARGETS = (30, 35, 40, 45, 50)  # percent
 
 
@@ -24,13 +23,15 @@ class Scale(NamedTuple):
     """How large the study is.
 
     Attributes:
-      hidden: units of the LSTM layer.
+      hidden: units of an LSTM layer.
       rounds, tuning_rounds: of a final run, and of each rate's.
       eval_every: rounds between evaluations.
       cohort_size: roles in a round.
       local_epochs: the numbers of passes E.
       rates: client learning rates that are tried.
       num_scored: test sequences.
+      layers: LSTM layers.
+      batch_size: sequences of a mini-batch.
     """
 
     hidden: int = 128
@@ -41,6 +42,18 @@ class Scale(NamedTuple):
     local_epochs: tuple[int, ...] = (1, 5)
     rates: tuple[float, ...] = (10**-0.5, 1.0, 10**0.5, 10.0, 10**1.5)
     num_scored: int = 1000
+    layers: int = 1
+    batch_size: int = 10
+
+    @property
+    def mini_batches(self):
+        """Arguments of a run about mini-batches and weights."""
+        return {"batch_size": self.batch_size, "weights": "examples"}
+
+    def network(self):
+        """Return the model."""
+        sizes = {"embedding": 8, "hidden": self.hidden, "layers": self.layers}
+        return models.lstm(shakespeare.NUM_TOKENS, **sizes, dropout=0.0)
 
 
 SMOKE = Scale(8, 2, 1, 1, 1, (1,), (0.1, 1.0), 8)
@@ -72,12 +85,9 @@ def divided(clients, division, seed):
     return data.partition(sequences, owners, count, min_size=1)
 
 
-def network(hidden):
-    """Return the study's model, with so many hidden units."""
-    return models.lstm(shakespeare.NUM_TOKENS, embedding=8, hidden=hidden, layers=1, dropout=0.0)
-
-
-def train(clients, scored, scale, *, local_epochs, seed, rounds, method="fedavg", **options):
+def train(
+    clients, scored, scale, *, local_epochs, seed, rounds, method="fedavg", run_dir=None, **options
+):
     """Run a method; returns (rounds of the evaluations, accuracies in percent, seconds).
 
     Args:
@@ -86,9 +96,10 @@ def train(clients, scored, scale, *, local_epochs, seed, rounds, method="fedavg"
       scale: a ``Scale``.
       local_epochs, seed, rounds: of the run.
       method: name of the method.
+      run_dir: where the run is written, and continues if it was interrupted; None: nowhere.
       **options: of its factory.
     """
-    model = network(scale.hidden)
+    model = scale.network()
     if "memory_size" in options:  # of a small federation
         options["memory_size"] = min(options["memory_size"], clients.num_clients)
     counts = models.answer_counts(model.apply, data.scored_per_row(scored))
@@ -99,10 +110,11 @@ def train(clients, scored, scale, *, local_epochs, seed, rounds, method="fedavg"
         rounds=rounds,
         cohort_size=scale.cohort_size,
         local_epochs=local_epochs,
-        **MINI_BATCHES,
+        **scale.mini_batches,
         seed=seed,
         evaluate=build_evaluation(counts, scored),
         eval_every=scale.eval_every,
+        run_dir=run_dir,
     )
     rows = result.history
     accuracies = [100 * float(row["accuracy"]) for row in rows]
