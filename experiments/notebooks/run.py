@@ -4,8 +4,9 @@
     python -m experiments.notebooks.run --write
 
 The .py file (jupytext's percent format) is the source; the .ipynb beside it is made of it, so that
-Colab opens it. Runs are small (FEDJAX_LAB_QUICK=1), may do without an accelerator, and use this
-interpreter's packages; ``--devices 8`` gives them eight CPU devices.
+Colab opens it. There the text of ``install.py`` stands in place of its import. Runs are small
+(FEDJAX_LAB_QUICK=1), may do without an accelerator, and use this interpreter's packages;
+``--devices 8`` gives them eight CPU devices.
 """
 
 import argparse
@@ -24,6 +25,16 @@ NAMES = (
     "low_rank_adapters",
     "fine_tune_a_decoder",
 )
+
+
+# A cell of the .py files, in place of which the notebooks have the text of ``install.py``.
+INSTALL = "from experiments.notebooks.install import QUICK"
+
+
+def installing() -> str:
+    """The code of ``install.py``, without its docstring."""
+    text = (FOLDER / "install.py").read_text(encoding="utf-8")
+    return text.partition('"""\n\n')[2].strip()
 
 
 def execute(name: str, timeout: int = 600):
@@ -51,6 +62,8 @@ def write(name: str) -> None:
     notebook = jupytext.read(FOLDER / f"{name}.py")
     for number, cell in enumerate(notebook.cells):
         cell["id"] = f"cell-{number}"
+        if cell["source"] == INSTALL:
+            cell["source"] = installing()
     jupytext.write(notebook, FOLDER / f"{name}.ipynb", fmt="ipynb")
 
 

@@ -6,6 +6,7 @@ import re
 
 import pytest
 
+from experiments.notebooks import install, run
 from experiments.notebooks.run import FOLDER, NAMES
 
 CELL = re.compile(r"^# %%( \[markdown\])?\n", re.M)
@@ -26,7 +27,7 @@ def read_percent(text: str) -> list[tuple[str, str]]:
 
 def test_every_notebook_has_both_files():
     assert {path.stem for path in FOLDER.glob("*.ipynb")} == set(NAMES)
-    assert {path.stem for path in FOLDER.glob("*.py")} == {*NAMES, "__init__", "run"}
+    assert {path.stem for path in FOLDER.glob("*.py")} == {*NAMES, "__init__", "install", "run"}
     readme = (FOLDER / "README.md").read_text(encoding="utf-8")
     assert all(f"({name}.ipynb)" in readme for name in NAMES)
 
@@ -35,34 +36,20 @@ def test_every_notebook_has_both_files():
 def test_the_pair_agrees_and_has_no_outputs(name):
     notebook = json.loads((FOLDER / f"{name}.ipynb").read_text(encoding="utf-8"))
     cells = [(cell["cell_type"], "".join(cell["source"])) for cell in notebook["cells"]]
-    assert cells == read_percent((FOLDER / f"{name}.py").read_text(encoding="utf-8"))
+    written = read_percent((FOLDER / f"{name}.py").read_text(encoding="utf-8"))
+    assert written.count(("code", run.INSTALL)) == 1
+    code = ("code", run.installing())  # a runtime that lacks the package gets it
+    assert cells == [code if cell == ("code", run.INSTALL) else cell for cell in written]
     assert cells[0][1].startswith("# ")
     for cell in notebook["cells"]:
         if cell["cell_type"] == "code":
             assert cell["outputs"] == []
             assert cell["execution_count"] is None
     assert notebook["metadata"]["kernelspec"]["name"] == "python3"
-    installs = [source for kind, source in cells if kind == "code" and "SOURCE" in source]
-    assert installs  # a runtime that lacks the package gets it
-    assert "QUICK" in installs[0]
-
-
-def installing(name):
-    """(``find_source``'s namespace, its text) of a notebook's first code cell; installs nothing."""
-    cells = read_percent((FOLDER / f"{name}.py").read_text(encoding="utf-8"))
-    (source,) = [text for kind, text in cells if kind == "code" and "SOURCE =" in text]
-    names = {}
-    exec(source[: source.index("if importlib.util.find_spec")], names)
-    return names, source[source.index("def find_source") : source.index("\n\n\nif importlib")]
-
-
-def test_all_notebooks_find_the_package_alike():
-    assert len({installing(name)[1] for name in NAMES}) == 1
 
 
 def test_what_is_installed(tmp_path, monkeypatch):
-    names, _ = installing("quick_start_tpu")
-    find_source = names["find_source"]
+    find_source = install.find_source
     nothing, folder, checkout = (tmp_path / name for name in ("a/b", "packed", "checkout"))
     for path in (nothing, folder, checkout / "fedjax_lab", checkout / "experiments"):
         path.mkdir(parents=True)
@@ -83,5 +70,5 @@ def test_what_is_installed(tmp_path, monkeypatch):
     assert find_source("") == str(checkout)
     url = "git+https://a.host/owner/repository"
     assert find_source(url) == url
-    names["TOKEN"] = "secret"
+    monkeypatch.setattr(install, "TOKEN", "secret")
     assert find_source(url) == "git+https://secret@a.host/owner/repository"
