@@ -29,7 +29,7 @@ import optax
 from fedjax_lab import tree
 from fedjax_lab.algorithms.factory import Common, LocalTraining, factory
 from fedjax_lab.algorithms.own_models import own_row
-from fedjax_lab.algorithms.server import ServerSGD, broadcast_params
+from fedjax_lab.algorithms.server import ParamsServer, ServerSGD, broadcast_params
 from fedjax_lab.checks import check_number
 from fedjax_lab.clients.costs import Costs
 from fedjax_lab.clients.local import initial_state
@@ -38,12 +38,6 @@ from fedjax_lab.round import Algorithm, Phase
 from fedjax_lab.types import LossFn, Params, Personal, PyTree, Scalar, ScalarOrSchedule
 
 SYMBOLS = {"alpha_i": "mixing"}
-
-
-class APFLServer(NamedTuple):
-    """Server state of APFL."""
-
-    params: Params  # x_t
 
 
 class APFLRow(NamedTuple):
@@ -90,7 +84,7 @@ def apfl(
 
     def start(params, num_clients, batch):
         row = APFLRow(params, jnp.asarray(mixing, jnp.result_type(float)))
-        return APFLServer(params), one_row_per_client(row, num_clients)
+        return ParamsServer(params), one_row_per_client(row, num_clients)
 
     def client_update(x, row, batch):
         lr = training.rate(batch.round)

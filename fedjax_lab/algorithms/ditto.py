@@ -19,7 +19,7 @@ server learning rate. The transforms act on the steps of both models, each with 
 a ``gradient_transform`` without the proximal term.
 """
 
-from typing import NamedTuple, Unpack
+from typing import Unpack
 
 from fedjax_lab import tree
 from fedjax_lab.algorithms.factory import Common, LocalTraining, factory
@@ -29,15 +29,9 @@ from fedjax_lab.algorithms.server import ServerSGD, broadcast_params
 from fedjax_lab.checks import check_scalar_or_schedule
 from fedjax_lab.clients.costs import Costs
 from fedjax_lab.round import Algorithm, Phase
-from fedjax_lab.types import LossFn, Params, ScalarOrSchedule
+from fedjax_lab.types import LossFn, ScalarOrSchedule
 
 SYMBOLS = {"lambda": "prox_weight", "eta": "personal_lr"}
-
-
-class DittoServer(NamedTuple):
-    """Server state of Ditto."""
-
-    params: Params  # x_t
 
 
 @factory
@@ -80,5 +74,4 @@ def ditto(
         reduce={"delta": "mean"},
         costs=Costs(gradients=2),
     )
-    start = start_with_own_models(DittoServer)
-    return Algorithm("ditto", start, (phase,), personal=OWN_ROW)
+    return Algorithm("ditto", start_with_own_models, (phase,), personal=OWN_ROW)

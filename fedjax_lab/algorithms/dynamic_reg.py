@@ -41,7 +41,7 @@ import numpy as np
 from fedjax_lab import tree
 from fedjax_lab.algorithms.factory import Common, LocalTraining, factory
 from fedjax_lab.algorithms.hyper import at_round
-from fedjax_lab.algorithms.server import ServerSGD, broadcast_params, keep_server
+from fedjax_lab.algorithms.server import ParamsServer, ServerSGD, broadcast_params, keep_server
 from fedjax_lab.checks import check_choice, check_number
 from fedjax_lab.clients.costs import Costs
 from fedjax_lab.clients.store import one_row_per_client, zero_row_per_client
@@ -65,12 +65,6 @@ class FedDynServer(NamedTuple):
 
     params: Params  # x_t
     mean_dual: Params  # h_t
-
-
-class FedADMMServer(NamedTuple):
-    """Server state of FedADMM."""
-
-    params: Params  # x_t
 
 
 class FedADMMRow(NamedTuple):
@@ -175,7 +169,7 @@ def fedadmm(
 
     def start(params, num_clients, batch):
         row = FedADMMRow(params if prev == "local" else (), tree.zeros_like(params))
-        return FedADMMServer(params), one_row_per_client(row, num_clients)
+        return ParamsServer(params), one_row_per_client(row, num_clients)
 
     def client_update(x, row, batch):
         rho = at_round(prox_weight, batch.round)

@@ -47,7 +47,7 @@ from fedjax_lab.algorithms.first_estimates import (
     until_sync,
 )
 from fedjax_lab.algorithms.hyper import at_round, at_step
-from fedjax_lab.algorithms.server import ServerSGD, broadcast_params
+from fedjax_lab.algorithms.server import ParamsServer, ServerSGD, broadcast_params
 from fedjax_lab.checks import check_number, check_scalar_or_schedule
 from fedjax_lab.clients.costs import Costs
 from fedjax_lab.clients.store import one_row_per_client
@@ -64,12 +64,6 @@ class FAFEDServer(NamedTuple):
     momentum: Params  # m̄_t
     second_moment: Params  # v̄_t
     started: jax.Array | tuple[()]  # bool, whether there are first estimates
-
-
-class NaiveServer(NamedTuple):
-    """Server state of naive adaptive FedAvg."""
-
-    params: Params  # x̄_t
 
 
 @factory
@@ -193,7 +187,7 @@ def naive_adaptive_fedavg(
 
     def start(params, num_clients, batch):
         row = jax.tree.map(lambda p: jnp.full_like(p, initial_second_moment), params)
-        return NaiveServer(params), one_row_per_client(row, num_clients)
+        return ParamsServer(params), one_row_per_client(row, num_clients)
 
     def client_update(x, v, batch):
         def direction(y, step):

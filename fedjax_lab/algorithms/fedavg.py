@@ -16,18 +16,12 @@ Down d, up d (d parameters). Departures: a server learning rate; weights are nor
 those who take part.
 """
 
-from typing import NamedTuple, Unpack
+from typing import Unpack
 
 from fedjax_lab.algorithms.factory import Common, LocalTraining, factory
-from fedjax_lab.algorithms.server import ServerSGD, broadcast_params
+from fedjax_lab.algorithms.server import ParamsServer, ServerSGD, broadcast_params
 from fedjax_lab.round import Algorithm, Phase
-from fedjax_lab.types import LossFn, Params, ScalarOrSchedule
-
-
-class FedAvgServer(NamedTuple):
-    """Server state of FedAvg."""
-
-    params: Params  # x_t
+from fedjax_lab.types import LossFn, ScalarOrSchedule
 
 
 @factory
@@ -46,7 +40,7 @@ def fedavg(
     training = LocalTraining(loss_fn, **common)
 
     def start(params, num_clients, batch):
-        return FedAvgServer(params), ()
+        return ParamsServer(params), ()
 
     phase = Phase(
         broadcast_params, training.client_update, ServerSGD(server_lr), reduce={"delta": "mean"}

@@ -20,12 +20,12 @@ baseline that personal methods have to beat.
 """
 
 import dataclasses
-from typing import NamedTuple, Unpack
+from typing import Unpack
 
 from fedjax_lab import tree
 from fedjax_lab.algorithms.factory import Common, LocalTraining, factory
 from fedjax_lab.algorithms.hyper import at_round, check_lrs
-from fedjax_lab.algorithms.server import broadcast_params
+from fedjax_lab.algorithms.server import ParamsServer, broadcast_params
 from fedjax_lab.checks import check_choice, check_int
 from fedjax_lab.clients.leaves import (
     Leaves,
@@ -37,15 +37,9 @@ from fedjax_lab.clients.leaves import (
 )
 from fedjax_lab.clients.local import local_steps
 from fedjax_lab.round import Algorithm, Phase
-from fedjax_lab.types import LossFn, Params, Personal, Scalar, ScalarOrSchedule
+from fedjax_lab.types import LossFn, Personal, Scalar, ScalarOrSchedule
 
 SYMBOLS = {"tau_f": "fine_tune_steps"}
-
-
-class FedBABUServer(NamedTuple):
-    """Server state of FedBABU."""
-
-    params: Params  # x_t
 
 
 @factory
@@ -90,7 +84,7 @@ def fedbabu(
 
     def start(params, num_clients, batch):
         check_some("fedbabu", "head", head, params)
-        return FedBABUServer(params), ()
+        return ParamsServer(params), ()
 
     def client_update(x, row, batch):
         local = steps(x, batch, head_steps=0)
@@ -101,7 +95,7 @@ def fedbabu(
         delta = messages["delta"]
         body, frozen = split(server.params, head)
         body = tree.descend(body, at_round(server_lr, cohort.round), delta)
-        return FedBABUServer(join(body, frozen)), {"delta_norm": tree.norm(delta)}
+        return ParamsServer(join(body, frozen)), {"delta_norm": tree.norm(delta)}
 
     def tuned(params, batch):
         if fine_tune == "head":

@@ -35,19 +35,13 @@ from fedjax_lab import tree
 from fedjax_lab.algorithms.control_variates import Controls
 from fedjax_lab.algorithms.factory import Common, LocalTraining, factory
 from fedjax_lab.algorithms.hyper import at_round, check_lrs
-from fedjax_lab.algorithms.server import ServerSGD, broadcast_params
+from fedjax_lab.algorithms.server import ParamsServer, ServerSGD, broadcast_params
 from fedjax_lab.checks import check_choice, check_scalar_or_schedule
 from fedjax_lab.clients.store import zero_row_per_client
 from fedjax_lab.round import Algorithm, Phase
 from fedjax_lab.types import LossFn, Params, Scalar, ScalarOrSchedule
 
 SYMBOLS = {"rho": "final_lr_ratio", "alpha": "server_lr", "gamma": "momentum"}
-
-
-class FedSWAServer(NamedTuple):
-    """Server state of FedSWA."""
-
-    params: Params  # x_t
 
 
 class FedMoSWAServer(NamedTuple):
@@ -99,7 +93,7 @@ def fedswa(
     training = LocalTraining(loss_fn, **common)
 
     def start(params, num_clients, batch):
-        return FedSWAServer(params), ()
+        return ParamsServer(params), ()
 
     def client_update(x, row, batch):
         lr = _falling(training.rate(batch.round), at_round(final_lr_ratio, batch.round))

@@ -1,25 +1,23 @@
 """Methods whose clients keep a model of their own in their rows."""
 
-from collections.abc import Callable
-from typing import Any
-
 import jax
 
+from fedjax_lab.algorithms.server import ParamsServer
 from fedjax_lab.clients.store import one_row_per_client
 from fedjax_lab.types import CohortBatch, FedState, Params, Personal, PyTree
 
 
-def start_with_own_models(server: Callable[[Params], Any]) -> Callable:
+def start_with_own_models(
+    params: Params, num_clients: int, batch: CohortBatch | None
+) -> tuple[ParamsServer, PyTree]:
     """Start a method whose clients all begin with the initial model as their own.
 
     Args:
-      server: the first params -> the server state.
+      params: the initial global model.
+      num_clients: N.
+      batch: not used.
     """
-
-    def start(params: Params, num_clients: int, batch: CohortBatch | None) -> tuple[Any, PyTree]:
-        return server(params), one_row_per_client(params, num_clients)
-
-    return start
+    return ParamsServer(params), one_row_per_client(params, num_clients)
 
 
 def own_row(state: FedState, client: jax.Array) -> PyTree:

@@ -37,7 +37,7 @@ import jax.numpy as jnp
 from fedjax_lab import tree
 from fedjax_lab.algorithms.factory import Common, LocalTraining, factory
 from fedjax_lab.algorithms.hyper import at_round
-from fedjax_lab.algorithms.own_models import OWN_ROW, own_row, start_with_own_models
+from fedjax_lab.algorithms.own_models import OWN_ROW, own_row
 from fedjax_lab.checks import check_int
 from fedjax_lab.clients.leaves import (
     Leaves,
@@ -223,8 +223,10 @@ def _alone(name, training):
     def server_update(server, messages, cohort):
         return server, {"delta_norm": jnp.zeros_like(cohort.weights.sum())}
 
+    def start(params, num_clients, batch):
+        return (), one_row_per_client(params, num_clients)
+
     phase = Phase(lambda server, round: (), client_update, server_update, reduce={})
-    start = start_with_own_models(lambda params: ())
     return Algorithm(
         name, start, (phase,), lambda state: exact_mean(state.clients), personal=OWN_ROW
     )

@@ -22,7 +22,7 @@ round at that of its row, so that an absent client's model is taken up where it 
 are the batch's. A ``step_transform`` acts on λ (w - θ).
 """
 
-from typing import NamedTuple, Unpack
+from typing import Unpack
 
 import jax
 
@@ -34,15 +34,9 @@ from fedjax_lab.algorithms.server import ServerSGD, broadcast_params
 from fedjax_lab.checks import check_int, check_scalar_or_schedule
 from fedjax_lab.clients.costs import Costs
 from fedjax_lab.round import Algorithm, Phase
-from fedjax_lab.types import LossFn, Params, ScalarOrSchedule
+from fedjax_lab.types import LossFn, ScalarOrSchedule
 
 SYMBOLS = {"K": "inner_steps", "lambda": "prox_weight", "beta": "server_lr"}
-
-
-class PFedMeServer(NamedTuple):
-    """Server state of pFedMe."""
-
-    params: Params  # x_t
 
 
 @factory
@@ -99,5 +93,4 @@ def pfedme(
         reduce={"delta": "mean"},
         costs=Costs(gradients=inner_steps),
     )
-    start = start_with_own_models(PFedMeServer)
-    return Algorithm("pfedme", start, (phase,), personal=OWN_ROW)
+    return Algorithm("pfedme", start_with_own_models, (phase,), personal=OWN_ROW)

@@ -1,6 +1,7 @@
 """What the servers of many methods have in common: their broadcast and their step."""
 
 import dataclasses
+from typing import NamedTuple
 
 import jax
 
@@ -8,6 +9,12 @@ from fedjax_lab import tree
 from fedjax_lab.algorithms.hyper import at_round
 from fedjax_lab.checks import check_number
 from fedjax_lab.types import Cohort, Metrics, Params, PyTree, Scalar, ScalarOrSchedule
+
+
+class ParamsServer(NamedTuple):
+    """Server state of methods whose server holds the global model only."""
+
+    params: Params  # x_t
 
 
 def broadcast_params(server: PyTree, round: jax.Array) -> Params:

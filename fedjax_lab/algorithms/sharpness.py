@@ -32,7 +32,7 @@ FedGAMMA clips and decays the whole direction, after mixing and correction (``as
 """
 
 from collections.abc import Callable
-from typing import NamedTuple, Unpack
+from typing import Unpack
 
 import jax
 import jax.numpy as jnp
@@ -42,7 +42,7 @@ from fedjax_lab.algorithms.client_momentum import mix_direction
 from fedjax_lab.algorithms.control_variates import correct_drift
 from fedjax_lab.algorithms.factory import Common, LocalGradient, LocalTraining, factory
 from fedjax_lab.algorithms.hyper import at_round, is_plain_zero
-from fedjax_lab.algorithms.server import ServerSGD, broadcast_params
+from fedjax_lab.algorithms.server import ParamsServer, ServerSGD, broadcast_params
 from fedjax_lab.checks import check_choice, check_number, check_scalar_or_schedule
 from fedjax_lab.clients.costs import Costs
 from fedjax_lab.clients.local import Gradient
@@ -50,12 +50,6 @@ from fedjax_lab.round import Algorithm, Phase
 from fedjax_lab.types import LossFn, Params, PyTree, Scalar, ScalarOrSchedule
 
 SYMBOLS = {"rho": "perturbation_radius", "eta": "stability", "beta": "mixing"}
-
-
-class FedSAMServer(NamedTuple):
-    """Server state of FedSAM and FedASAM."""
-
-    params: Params  # x_t
 
 
 def perturbed_gradient(
@@ -147,7 +141,7 @@ def fedasam(
 
 def _fedsam(name, training, local_gradient, passes, server_lr):
     def start(params, num_clients, batch):
-        return FedSAMServer(params), ()
+        return ParamsServer(params), ()
 
     def client_update(x, row, batch):
         def direction(y, step):
