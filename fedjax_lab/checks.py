@@ -101,9 +101,19 @@ def check_choice(argument: str, value: str, choices: Iterable[str]) -> str:
     names = sorted(choices)
     if isinstance(value, str) and value in names:  # an array has no one answer to ``in``
         return value
-    near = difflib.get_close_matches(str(value), names, n=3, cutoff=0.4)
-    hint = f" Did you mean {' or '.join(repr(name) for name in near)}?" if near else ""
+    hint = did_you_mean(str(value), names)
     raise ValueError(f"{argument} is {value!r}; it must be one of {', '.join(names)}.{hint}")
+
+
+def did_you_mean(name: str, names: Iterable[str]) -> str:
+    """Return a hint with the nearest names, or an empty text.
+
+    Args:
+      name: the given name.
+      names: the known names.
+    """
+    near = difflib.get_close_matches(name, list(names), n=3, cutoff=0.4)
+    return f" Did you mean {' or '.join(map(repr, near))}?" if near else ""
 
 
 def check_int(argument: str, value: Any, *, minimum: int, maximum: int | None = None) -> int:

@@ -9,13 +9,13 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
+from fedjax_lab.checks import did_you_mean
 from fedjax_lab.command.config_checks import check_config
 from fedjax_lab.command.config_file import convert, read_settings
 from fedjax_lab.command.options import (
     check_options,
     check_server_lr,
     derived_options,
-    did_you_mean,
     format_options,
     parse_options,
     published_settings,

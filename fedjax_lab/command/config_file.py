@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fedjax_lab.command.options import format_options
+from fedjax_lab.storage.json_file import check_distinct, parse_json
 
 _YAML_SUFFIXES = (".yaml", ".yml")
 # PyYAML follows YAML 1.1, where 1e-3 is text; here it is a number, as in YAML 1.2 and in JSON.
@@ -44,7 +45,7 @@ def read_settings(path: str | Path) -> dict[str, Any]:
     kind = "YAML" if is_yaml(path) else "JSON"
     try:
         text = path.read_text(encoding="utf-8")
-        values = _parse_yaml(text) if is_yaml(path) else _parse_json(text)
+        values = _parse_yaml(text) if is_yaml(path) else parse_json(text)
     except ValueError as error:
         raise ValueError(f"{path} is not valid {kind} ({error}).") from error
     if not isinstance(values, dict):
@@ -100,32 +101,6 @@ def convert(name: str, value: Any, hint: Any) -> Any:
     raise TypeError(f"{name} is {value!r}; it must be {words[kind]}.")
 
 
-def _parse_json(text: str) -> Any:
-    """Parse JSON like ``json.loads``; duplicate keys and NaN are errors.
-
-    Raises:
-      ValueError: it is not JSON.
-    """
-
-    def distinct(pairs):
-        _check_distinct([key for key, _ in pairs])
-        return dict(pairs)
-
-    def refuse(word):
-        raise ValueError(f"{word} is no number of JSON")
-
-    try:
-        return json.loads(text, object_pairs_hook=distinct, parse_constant=refuse)
-    except RecursionError:
-        raise ValueError("it is nested too deeply") from None
-
-
-def _check_distinct(keys: list[Any]) -> None:
-    twice = [key for i, key in enumerate(keys) if key in keys[:i]]
-    if twice:
-        raise ValueError(f"{twice[0]!r} is given twice")
-
-
 def _parse_yaml(text: str) -> Any:
     """Parse YAML like ``yaml.safe_load``; an empty file has no settings.
 
@@ -136,7 +111,7 @@ def _parse_yaml(text: str) -> Any:
 
     class Loader(yaml.SafeLoader):
         def construct_mapping(self, node, deep=False):
-            _check_distinct([self.construct_object(key, deep=True) for key, _ in node.value])
+            check_distinct([self.construct_object(key, deep=True) for key, _ in node.value])
             return super().construct_mapping(node, deep)
 
         def construct_yaml_int(self, node):

@@ -1,6 +1,5 @@
 """Options as text: ``--option name=value`` for methods, models and data sets."""
 
-import difflib
 import inspect
 import typing
 from collections.abc import Callable, Iterable, Mapping
@@ -10,7 +9,7 @@ import optax
 
 from fedjax_lab.algorithms import PUBLISHED
 from fedjax_lab.algorithms.factory import Common, hint_of
-from fedjax_lab.checks import check_choice
+from fedjax_lab.checks import check_choice, did_you_mean
 from fedjax_lab.command.factories import check_known, find, is_own
 from fedjax_lab.descriptions import format_value
 
@@ -305,14 +304,3 @@ def describe_options(options: Mapping[str, Any]) -> str:
         else f"{name}={format_value(default)}"
         for name, default in options.items()
     )
-
-
-def did_you_mean(name: str, names: Iterable[str]) -> str:
-    """Return a hint with the nearest names, or an empty text.
-
-    Args:
-      name: the given name.
-      names: the known names.
-    """
-    near = difflib.get_close_matches(name, list(names), n=3, cutoff=0.5)
-    return f" Did you mean {' or '.join(map(repr, near))}?" if near else ""
