@@ -105,14 +105,17 @@ def check_choice(argument: str, value: str, choices: Iterable[str]) -> str:
     raise ValueError(f"{argument} is {value!r}; it must be one of {', '.join(names)}.{hint}")
 
 
-def did_you_mean(name: str, names: Iterable[str]) -> str:
+def did_you_mean(name: str, names: Iterable[str], synonyms: Iterable[str] = ()) -> str:
     """Return a hint with the nearest names, or an empty text.
 
     Args:
       name: the given name.
       names: the known names.
+      synonyms: names with the same meaning; those that are known come before names that look alike.
     """
-    near = difflib.get_close_matches(name, list(names), n=3, cutoff=0.4)
+    known = list(names)
+    near = [other for other in synonyms if other in known]
+    near = near or difflib.get_close_matches(name, known, n=3, cutoff=0.5)
     return f" Did you mean {' or '.join(map(repr, near))}?" if near else ""
 
 

@@ -52,6 +52,7 @@ def complete_batch(
       client_map: determines the number of slots and their order.
 
     Raises:
+      TypeError: a field is a list.
       ValueError: a field's shape does not match the other fields, or a number is out of range.
     """
     batch = _known_to_all(client_map.whole, batch)
@@ -167,7 +168,7 @@ def check_values(batch: CohortBatch, num_clients: jax.Array) -> tuple[int, int]:
       num_clients: int32 scalar N.
 
     Raises:
-      ValueError: as in ``complete_batch``.
+      TypeError, ValueError: as in ``complete_batch``.
     """
     slots, max_steps = _batch_shape(batch)
     _check_concrete(batch, num_clients, max_steps)
@@ -192,7 +193,7 @@ def _count(num_clients) -> int:
 def _batch_shape(batch: CohortBatch) -> tuple[int, int]:
     """Check the shapes of all fields; returns (S, K)."""
     leaves = jax.tree.leaves(batch.examples)
-    if not leaves or any(leaf.ndim < 3 for leaf in leaves):
+    if not leaves or any(jnp.ndim(leaf) < 3 for leaf in leaves):
         raise ValueError("examples must be a pytree of arrays [S, K, B, ...].")
     slots, steps, size = leaves[0].shape[:3]
     if batch.source is not None and not all(
@@ -209,6 +210,8 @@ def _batch_shape(batch: CohortBatch) -> tuple[int, int]:
     }
     for name, shape in expected.items():
         value = getattr(batch, name)
+        if isinstance(value, (list, tuple)):
+            raise TypeError(f"{name} is {value!r}; it must be an array {list(shape)}.")
         if value is not None and jnp.shape(value) != shape:
             raise ValueError(f"{name} has shape {jnp.shape(value)}; it must be {shape}.")
     for leaf in leaves:

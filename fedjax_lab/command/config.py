@@ -34,6 +34,7 @@ from fedjax_lab.command.settings import (
     PrivacySettings,
     RoundsSettings,
 )
+from fedjax_lab.signatures import SYNONYMS
 from fedjax_lab.storage.run_dir import renamed_settings
 
 _OPTIONS = ("option", "model_option", "dataset_option")
@@ -91,9 +92,9 @@ class RunConfig:
         groups: dict[str, dict[str, Any]] = {}
         for name, value in settings.items():
             if name not in GROUP_OF:
+                hint = did_you_mean(name, GROUP_OF, SYNONYMS.get(name, ()))
                 raise ValueError(
-                    f"{name} is not a setting of a run.{did_you_mean(name, GROUP_OF)} Settings: "
-                    f"{', '.join(GROUP_OF)}."
+                    f"{name} is not a setting of a run.{hint} Settings: {', '.join(GROUP_OF)}."
                 )
             groups.setdefault(GROUP_OF[name], {})[name] = value
         changed = {

@@ -90,6 +90,8 @@ def convert(name: str, value: Any, hint: Any) -> Any:
             return format_options(value)
         if isinstance(value, (list, tuple)) and all(isinstance(text, str) for text in value):
             return tuple(value)
+        if isinstance(value, str):  # as on the command line
+            return (value,)
         forms = '{name: value} or ["name=value", ...]' if options else '["name", ...]'
         raise TypeError(f"{name} is {value!r}; it must be {forms}.")
     kind = kinds[0]

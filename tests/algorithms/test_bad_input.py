@@ -125,6 +125,13 @@ def test_a_loss_that_returns_a_scalar(batch):
         run(batch, loss=lambda *arguments: loss_fn(*arguments).mean())
 
 
+def test_a_list_is_no_array(batch):
+    with pytest.raises(TypeError, match=r"client_ids is \[0, 1, 2\]; it must be an array \[3\]"):
+        run(batch, client_ids=[0, 1, 2])
+    with pytest.raises(ValueError, match="examples must be a pytree of arrays"):
+        run(batch, examples=[0.0, 1.0])
+
+
 def test_duplicate_client_ids(batch):
     with pytest.raises(ValueError, match=r"client_ids is \[1, 4, 1\]; ids must be distinct"):
         run(batch, client_ids=jnp.array([1, 4, 1]))

@@ -129,14 +129,20 @@ def test_the_record_leaves_places_on_the_disk_out():
         ({"rounds": True}, TypeError, ["rounds is True; it must be an integer"]),
         ({"flip": 1}, TypeError, ["flip is 1; it must be true or false"]),
         ({"client_lr": None}, TypeError, ["client_lr is None; it must be a number"]),
-        ({"log": "csv"}, TypeError, ["log is 'csv'", '["name", ...]']),
-        ({"option": "a=1"}, TypeError, ["option is 'a=1'", "{name: value}"]),
+        ({"log": 3}, TypeError, ["log is 3", '["name", ...]']),
+        ({"option": 1}, TypeError, ["option is 1", "{name: value}"]),
+        ({"lr": 0.1}, ValueError, ["Did you mean 'client_lr'?"]),
     ],
 )
 def test_wrong_keys_and_types_are_refused(values, error, parts):
     with pytest.raises(error) as caught:
         RunConfig.from_dict(values)
     assert all(part in str(caught.value) for part in parts)
+
+
+def test_a_text_is_a_list_of_one_as_on_the_command_line():
+    config = RunConfig.from_dict({"target": "y", "option": "mu=0.1"})
+    assert (config.data.target, config.method.option) == (("y",), ("mu=0.1",))
 
 
 def test_an_integer_is_a_number():
