@@ -14,6 +14,7 @@ from experiments.leaderboard.figure import heat_map
 from experiments.leaderboard.methods import LEFT_OUT, METHODS
 from experiments.leaderboard.scores import Row, rows_of
 from experiments.leaderboard.tasks import TASKS, Task
+from experiments.natural import report as natural
 from experiments.studies import chance
 from experiments.studies.verdicts import CONTRADICTED
 from fedjax_lab.estimates import NOTHING, Estimate, format_estimate
@@ -73,6 +74,7 @@ def text(stored: Mapping[str, Cells]) -> str:
     for name, rows in found.items():
         if rows:
             parts.append(_section(name, TASKS[name], rows))
+    parts += ["### Natural clients", _NATURAL, _natural()]
     parts += _claims(stored.get(claims.TASK, {}))
     parts += ["## What the numbers do not say", _LIMITS]
     parts += ["## Running it", _run(stored), "## How much has been run"]
@@ -134,6 +136,14 @@ hyperparameters whose best value is the smallest or largest one tried; a better 
 **Tuning gradients**: mini-batch gradients per client and local step that the search spent. **Tuning
 scores**: those of the chosen point with both tuning seeds. **Rounds**: of a final run."""
 
+_NATURAL = """\
+Shakespeare's roles, a client each: predict the next character. 10 of 1,136 roles a round, one pass,
+200 rounds, an LSTM layer of 128 units. **The budget is another one than above**: five points for 60
+rounds on held-out roles, and three seeds. Methods with two gradients in a step have as many points
+as the others. Only these methods have been run. Differences from FedAvg are decided by paired
+intervals. Protocol, figures and what it does not show: `experiments/natural/RESULTS.md`
+(`make natural-study`)."""
+
 _LIMITS = """\
 - One partition serves all seeds of a task, so the intervals do not cover other partitions.
 - Tuning and final runs share a task's training images, but neither seeds nor the images that they
@@ -150,6 +160,12 @@ _LIMITS = """\
   they keep mean little. `python -m experiments.benchmarks.methods --methods all` measures what a
   round of each method costs.
 - 90 rounds are few. A method that is slow at first and good at last is behind here."""
+
+
+def _natural() -> str:
+    kept = natural.stored()
+    rows = natural.method_rows(kept["divisions"], kept["methods"])
+    return markdown_table(natural.methods_table(rows), text=True)
 
 
 def _glance(found: Mapping[str, Mapping[str, Row]]) -> str:

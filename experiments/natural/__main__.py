@@ -11,23 +11,16 @@ Finished cells are stored in ``experiments/natural/results.json``, ``methods.jso
 import argparse
 import json
 from pathlib import Path
-from typing import Any
 
 from experiments.natural.methods import METHODS
 from experiments.natural.methods import cells as method_cells
 from experiments.natural.published import PUBLISHED
 from experiments.natural.published import cells as published_cells
-from experiments.natural.report import ROLES, write
+from experiments.natural.report import FILES, ROLES, stored, write
 from experiments.natural.runs import SEEDS, SMOKE, Scale, cells
 from fedjax_lab.data import shakespeare
 from fedjax_lab.machine.atomic_files import write_text
 
-HERE = Path(__file__).parent
-FILES = {
-    "divisions": HERE / "results.json",
-    "methods": HERE / "methods.json",
-    "published": HERE / "published.json",
-}
 RUNS = Path("runs/natural")
 
 
@@ -41,11 +34,7 @@ def main(arguments=None):
     parser.add_argument("--smoke", action="store_true")
     parser.add_argument("--report", action="store_true", help="run nothing")
     given = parser.parse_args(arguments)
-    kept: dict[str, dict[str, Any]] = {part: {} for part in FILES}
-    if not given.smoke:
-        for part, file in FILES.items():
-            if file.exists():
-                kept[part] = json.loads(file.read_text(encoding="utf-8"))
+    kept = {part: {} for part in FILES} if given.smoke else stored()
     if not given.report:
         if not given.smoke:
             shakespeare.fetch(given.folder)

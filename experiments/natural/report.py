@@ -1,5 +1,6 @@
 """RESULTS.md and its figure, from the stored cells alone."""
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -15,8 +16,26 @@ from fedjax_lab.markdown import markdown_table
 from fedjax_lab.report.style import COLOURS, DASHES, frame, new_figure
 
 HERE = Path(__file__).parent
+FILES = {
+    "divisions": HERE / "results.json",
+    "methods": HERE / "methods.json",
+    "published": HERE / "published.json",
+}
 ROLES = "roles, E = 1"  # the cell whose row FedAvg has among the methods
 RIVALS = ("fedavg", "scaffold", "fedadam")
+
+
+def stored():
+    """Return {part: {name: cell}} of what has been run."""
+    return {
+        part: json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+        for part, file in FILES.items()
+    }
+
+
+def method_rows(divisions, methods):
+    """Return {name: cell} of all methods on the roles; FedAvg's is that of the divisions."""
+    return {"fedavg": divisions[ROLES], **methods}
 
 
 def table(kept):
@@ -185,7 +204,7 @@ def page(divisions, methods, published):
     parts.append("![Accuracy over the rounds](figures/accuracy.svg)")
     parts.append(markdown_table(table(divisions)))
     if methods:
-        rows = {"fedavg": divisions[ROLES], **methods}
+        rows = method_rows(divisions, methods)
         parts.append("## Methods on the roles")
         parts.append(methods_sentences(rows))
         parts.append("![Accuracy of the methods](figures/methods.svg)")
@@ -204,5 +223,5 @@ def write(divisions, methods, published):
         if divisions:
             draw(divisions, HERE / "figures" / "accuracy.svg")
         if methods:
-            draw_methods({"fedavg": divisions[ROLES], **methods}, HERE / "figures" / "methods.svg")
+            draw_methods(method_rows(divisions, methods), HERE / "figures" / "methods.svg")
     write_text(HERE / "RESULTS.md", page(divisions, methods, published))

@@ -1,13 +1,10 @@
 """The study of Shakespeare's roles: divisions, rounds to a target, verdicts, the stored page."""
 
-import json
-
 import numpy as np
 import pytest
 
 from experiments.natural import __main__ as command
-from experiments.natural import against_torch, methods, published, runs
-from experiments.natural.report import page
+from experiments.natural import against_torch, methods, published, report, runs
 from fedjax_lab import data
 from fedjax_lab.recipes.shakespeare_roles import PLAY
 
@@ -76,10 +73,7 @@ def test_the_verdict_is_at_the_highest_target_that_all_runs_reach():
 
 
 def test_the_page_is_that_of_the_stored_runs():
-    kept = {
-        part: json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
-        for part, file in command.FILES.items()
-    }
+    kept = report.stored()
     for part, cells in kept.items():
         seeds, scale = runs.SEEDS, runs.Scale()
         if part == "published":
@@ -87,8 +81,8 @@ def test_the_page_is_that_of_the_stored_runs():
         for stored in cells.values():
             assert stored["accuracy"].keys() == set(map(str, seeds))
             assert stored["rounds"][-1] == scale.rounds
-    shown = (command.HERE / "RESULTS.md").read_text(encoding="utf-8")
-    assert shown == page(**kept)
+    shown = (report.HERE / "RESULTS.md").read_text(encoding="utf-8")
+    assert shown == report.page(**kept)
 
 
 def ended(*values):
