@@ -253,7 +253,8 @@ def check_scalar_or_schedule(
 ) -> Any:
     """Check a hyperparameter that may be a number, a traced scalar, or a schedule.
 
-    A schedule (any function of the round, such as optax's) is returned unchecked.
+    A schedule is any function of the round that JAX can trace, such as optax's; it must return a
+    number. Its values are not known here.
 
     Args:
       argument: the argument's name, for the error.
@@ -262,8 +263,20 @@ def check_scalar_or_schedule(
       maximum: largest value of a number.
 
     Raises:
-      TypeError, ValueError: as ``check_number``.
+      TypeError, ValueError: as ``check_number``, or a schedule returns no number.
     """
-    if callable(value):
-        return value
-    return check_number(argument, value, minimum=minimum, maximum=maximum)
+    if not callable(value):
+        return check_number(argument, value, minimum=minimum, maximum=maximum)
+    what = f"{argument} is {getattr(value, '__name__', repr(value))}, a schedule"
+    try:
+        found = jax.eval_shape(value, jax.ShapeDtypeStruct((), np.int32))
+    except jax.errors.ConcretizationTypeError as error:
+        raise TypeError(
+            f"{what} that decides by the value of the round, which is traced: use "
+            "jnp.where(round < 10, 0.1, 0.01), or optax's schedules."
+        ) from error
+    except TypeError as error:
+        raise TypeError(f"{what} that returns no number: {error}") from error
+    if not isinstance(found, jax.ShapeDtypeStruct) or found.shape != ():
+        raise TypeError(f"{what} that returns {found}; it must return one number.")
+    return value

@@ -97,6 +97,23 @@ def planned(**changes):
 TABLE = {"who": ["a", "a", "b"], "age": [1.0, 2.0, 3.0], "out": [0, 1, 0]}
 
 
+def masked(transform):
+    """The first round of clients that transform one leaf."""
+    return run(algorithm=fedavg(step_transform=optax.masked(transform, {"w": True})))
+
+
+def drawn(sampler):
+    return run(sample_cohort=sampler)
+
+
+def scored(counts, test=EXAMPLES):
+    return build_evaluation(counts, test)(params())
+
+
+def by_python(round):
+    return 0.1 if round < 3 else 0.01
+
+
 def table(**changes):
     return data.from_table(**{"table": TABLE, "client": "who", "x": "age", "y": "out"} | changes)
 
@@ -275,7 +292,35 @@ DATA = [
     (lambda: models.from_linen(3), ["module is 3", "flax.linen.Module"]),
 ]
 
-CASES = FACTORIES + SIMULATIONS + WRAPPERS + DATA
+SIGNS_AND_SCHEDULES = [
+    (lambda: masked(optax.adam(0.1)), ["changes the sign", "optax.scale_by_adam()"]),
+    (lambda: masked(optax.chain(optax.trace(0.9), optax.scale(-1.0))), ["changes the sign"]),
+    (
+        lambda: A.fedopt(loss, client_lr=0.1, server_optimizer=optax.scale_by_adam()),
+        ["server_optimizer", "optax.adam(0.01)"],
+    ),
+    (lambda: fedavg(client_lr=by_python), ["client_lr is by_python", "jnp.where"]),
+    (lambda: fedavg(server_lr=lambda t: jnp.ones(2)), ["server_lr is", "one number"]),
+    (lambda: fedavg(client_lr=lambda t: "a"), ["client_lr is", "no number"]),
+]
+RESULTS = [
+    (lambda: scored(lambda p, e: (e.y.mean(), e.y.mean())), ["count_fn returned", "(12,)"]),
+    (lambda: scored(lambda p, e: (e.x, e.y)), ["shape (12, 3)", "(12,)"]),
+    (lambda: scored(two_arguments, data.Examples(X[:0], Y[:0])), ["test has no examples"]),
+    (lambda: tuned(score=lambda p, e: e.y.mean()), ["score returned", "shape ()"]),
+    (lambda: run(evaluate=lambda p: {0: 1.0}), ["evaluate returned the name 0", "strings"]),
+    (lambda: run(evaluate=lambda p: {"diverged": 1.0}), ["evaluate returned 'diverged'"]),
+    (lambda: drawn(lambda k, t: np.random.permutation(4)[:2]), ["sample_cohort", "the key"]),
+    (lambda: with_client_metrics(fedavg(), **{"per_client/x": loss}), ["per_client/x"]),
+    (lambda: swept(seeds=3), ["seeds is 3", "range(3)"]),
+    (lambda: tuned(seeds=3), ["seeds is 3", "range(3)"]),
+    (lambda: table(x="who", categories={"who": {"a": 0}}), ["categories['who']", "sequence"]),
+    (
+        lambda: scored(models.accuracy_counts(lambda p, x, key: x), (X, Y)),
+        ["examples is tuple", "x and y"],
+    ),
+]
+CASES = FACTORIES + SIMULATIONS + WRAPPERS + DATA + SIGNS_AND_SCHEDULES + RESULTS
 
 
 def test_there_are_a_hundred():

@@ -34,6 +34,7 @@ from fedjax_lab.algorithms.factory import Common, LocalTraining, factory
 from fedjax_lab.algorithms.hyper import at_round, has_parts
 from fedjax_lab.algorithms.server import ServerSGD, broadcast_params
 from fedjax_lab.checks import check_int, check_number
+from fedjax_lab.clients.transforms import direction
 from fedjax_lab.machine.keys import compact, is_key
 from fedjax_lab.round import Algorithm, Phase
 from fedjax_lab.types import LossFn, Params, PyTree, Scalar, ScalarOrSchedule
@@ -105,6 +106,7 @@ def fedopt(
         numbers, such as ``optax.noisy_sgd``, draws from its own key, whatever the run's seed is.
 
     Raises:
+      ValueError: its updates have the sign of the gradients.
       TypeError: it is no optax optimiser, or (when the round is traced) its update requires more
         than gradients, state and params, such as the loss.
     """
@@ -112,6 +114,13 @@ def fedopt(
         raise TypeError(
             f"server_optimizer is {server_optimizer!r}; it must be an optax optimiser, such as "
             "optax.adam(0.01)."
+        )
+
+    if direction(server_optimizer) == 1:
+        raise ValueError(
+            "server_optimizer keeps the sign of its input, as optax.scale_by_adam() and "
+            "optax.trace(0.9) do, so that the server would ascend: pass an optimizer with a "
+            "learning rate, such as optax.adam(0.01)."
         )
 
     def start(params):

@@ -6,10 +6,9 @@ from collections.abc import Callable, Container, Mapping
 from typing import Any
 
 import jax
-import jax.numpy as jnp
-import optax
 
-from fedjax_lab.checks import check_choice, check_number, check_scalar_or_schedule, is_traced
+from fedjax_lab.checks import check_choice, check_number, check_scalar_or_schedule
+from fedjax_lab.clients.transforms import direction
 from fedjax_lab.types import Scalar, ScalarOrSchedule
 
 
@@ -136,29 +135,12 @@ def check_transform(name: str, transform: Any) -> None:
             f"{name} is {transform!r}; it must be an optax transformation, such as "
             "optax.clip_by_global_norm(10.0) or optax.scale_by_adam()."
         )
-    if _turns_round(transform):
+    if direction(transform) == -1:
         raise ValueError(
             f"{name} changes the sign of its input, as optax.adam(...) and optax.sgd(...) do. "
             "Clients subtract its result times client_lr: pass a transformation without a learning "
             "rate, such as optax.scale_by_adam() or optax.trace(0.9)."
         )
-
-
-def _turns_round(transform: optax.GradientTransformation) -> bool:
-    """Return True if all entries of some step's update change sign, which noise would not do."""
-    with jax.ensure_compile_time_eval():
-        probe = jnp.where(jnp.arange(64) % 2, 1.0, -1.0)
-        params = jnp.zeros_like(probe)
-        try:
-            state, turned = transform.init(params), False
-            for _ in range(3):  # a schedule may begin with 0
-                update, state = transform.update(probe, state, params)
-                if is_traced(update):
-                    return False
-                turned |= bool((update * probe < 0).all())
-            return turned
-        except Exception:  # made for params of another structure
-            return False
 
 
 # Paper's symbol -> argument; of several arguments, the first that a method has.

@@ -19,6 +19,7 @@ from fedjax_lab.clients.batch_statistics import warn_of_batch_statistics
 from fedjax_lab.clients.example_clipping import clipped_gradient
 from fedjax_lab.clients.metrics import Measures, apply_loss, with_constants
 from fedjax_lab.clients.resident import gather
+from fedjax_lab.clients.transforms import check_leaves
 from fedjax_lab.descriptions import clip_norm_of
 from fedjax_lab.machine.keys import compact, fold_in, is_key
 from fedjax_lab.machine.trace_once import trace_once
@@ -87,9 +88,13 @@ def initial_state(
       transform: optax transformation.
       params: the local params before the first step.
       key: the client's key of the round.
+
+    Raises:
+      ValueError: it turns some leaves round, as an optimizer inside ``optax.masked`` does.
     """
     if transform is None:
         return ()
+    check_leaves(transform, params)
     state = transform.init(params)
     if not any(map(is_key, jax.tree.leaves(state))):
         return state

@@ -46,7 +46,7 @@ OWN_METRICS = frozenset(
     {
         *OF_EVERY_ROUND,
         *OF_SERVER_STEP,
-        *("round", "seconds", "compile_seconds", "simulated_seconds"),
+        *("round", "seconds", "compile_seconds", "simulated_seconds", "run", "diverged"),
         *("loss", "local_steps", "local_params", "gradients", "participants", "nonfinite_clients"),
         *("bytes_up", "bytes_down", "message_parts", "message_sq", "error_sq", "change_sq"),
         *("client_drift", "client_qp_residual", "client_qp_active", "mixing"),
@@ -204,10 +204,10 @@ def apply_loss(
 def _metric(name: Any, value: Any, losses: jax.Array) -> jax.Array:
     if not isinstance(name, str):
         raise TypeError(f"loss_fn returned a metric called {name!r}; a name must be a string.")
-    if name in OWN_METRICS:
+    if is_reserved(name):
         raise ValueError(
-            f"loss_fn returned a metric called {name!r}; this name is reserved, like {_OWN}. "
-            "Choose another name."
+            f"loss_fn returned a metric called {name!r}; this name is reserved, like {_OWN} and "
+            f"names that begin with {PER_CLIENT}. Choose another name."
         )
     if jnp.shape(value) not in ((), losses.shape):
         raise ValueError(
@@ -215,6 +215,15 @@ def _metric(name: Any, value: Any, losses: jax.Array) -> jax.Array:
             f"scalar, or have a number for each example, shape {losses.shape}."
         )
     return jnp.asarray(value, losses.dtype)
+
+
+def is_reserved(name: str) -> bool:
+    """Return True for a name of the library's own metrics.
+
+    Args:
+      name: of a metric.
+    """
+    return name in OWN_METRICS or name.startswith(PER_CLIENT)
 
 
 def with_frozen_weights(loss_fn: LossFn, frozen: PyTree) -> LossFn:

@@ -23,6 +23,7 @@ from fedjax_lab.machine.keys import plain
 from fedjax_lab.types import Key, Metrics
 
 SAMPLINGS = {"cyclic": CYCLIC, "poisson": POISSON, "without_replacement": UNIFORM}
+_ASKED = 4  # times that a custom sampler is asked for the same cohort
 _LOOKED_AT = 10  # number of cohorts for which a custom sampler is checked
 
 # (key, round) -> distinct ids of clients with data, int32 [S], in operations that JAX can trace
@@ -95,10 +96,18 @@ def check_cohorts(
     Raises:
       TypeError: the sampler cannot be called, or does not return integers.
       ValueError: a cohort has not ``cohort_size`` ids, or an id occurs twice, is out of range, or
-        belongs to a client without data.
+        belongs to a client without data; or the sampler draws without the key.
     """
     if not callable(sample_cohort):
         raise TypeError(f"sample_cohort is {sample_cohort!r}; it must be a function (key, round).")
+    now = round_keys(key, jnp.int32(0)).cohort, jnp.int32(0)
+    first, *others = (np.asarray(sample_cohort(plain(now[0]), now[1])) for _ in range(_ASKED))
+    if any(not np.array_equal(first, other) for other in others):
+        raise ValueError(
+            "sample_cohort returned different cohorts for the same key and round, so it draws from "
+            "another source, such as numpy.random; a compiled program would repeat its first "
+            "cohort in all rounds. Draw with the key: jax.random.choice(key, ...)."
+        )
     draw = jax.jit(lambda t: jnp.asarray(sample_cohort(round_keys(key, t).cohort, t)))
     for t in range(min(rounds, _LOOKED_AT)):
         own_cohort(lambda _, t: draw(t), clients, key, jnp.asarray(t, jnp.int32), cohort_size)

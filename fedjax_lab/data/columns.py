@@ -210,6 +210,10 @@ def _codes(
     occur = np.unique(codes)
     if values is None:
         values = [text.distinct[code] for code in occur]
+    if isinstance(values, (str, Mapping)):
+        raise TypeError(
+            f"categories[{name!r}] is {values!r}; it must be a sequence of the column's values."
+        )
     places = {value: place for place, value in enumerate(values)}
     if len(places) != len(values):
         raise ValueError(f"categories[{name!r}] names a value twice; they must differ.")

@@ -74,9 +74,10 @@ def from_linen(module: nn.Module) -> Model:
     """Create a ``Model`` from a flax linen module.
 
     The module's call takes ``x`` [B, ...] and returns logits [B, C]. The key of ``Model.apply`` is
-    the rng named "dropout". If the call has an argument ``train`` or ``deterministic``, it is set
-    according to whether there is a key. In training, each module inside whose call has an argument
-    ``example_mask`` gets the mask of the mini-batch, bool [B], such as ``batch_norm.BatchNorm``.
+    the rng named "dropout". If the call has an argument ``train``, ``training``, ``is_training`` or
+    ``deterministic``, it is set according to whether there is a key. In training, each module
+    inside whose call has an argument ``example_mask`` gets the mask of the mini-batch, bool [B],
+    such as ``batch_norm.BatchNorm``.
 
     A module with both methods ``features(x)`` and ``head(h)`` sets these fields of the ``Model``,
     too; its call must then equal ``head(features(x))``. If it also has a field ``blocks``, the
@@ -174,5 +175,6 @@ def _passing(mask: jax.Array | None) -> AbstractContextManager[None]:
 
 def _mode(function: Callable[..., Any], training: bool) -> dict[str, bool]:
     """Return the argument that selects training or evaluation, if ``function`` has one."""
-    flags = {"train": training, "deterministic": not training}
+    flags = dict.fromkeys(("train", "training", "is_training"), training)
+    flags["deterministic"] = not training
     return {name: flags[name] for name in inspect.signature(function).parameters if name in flags}

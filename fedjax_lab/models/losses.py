@@ -234,6 +234,9 @@ def _inputs(
 ) -> tuple[jax.Array, jax.Array]:
     if preprocess is not None:
         examples = preprocess(examples, key)
+    if not (hasattr(examples, "x") and hasattr(examples, "y")):
+        source = "preprocess returned" if preprocess is not None else "examples is"
+        raise TypeError(f"{source} {type(examples).__name__}; it must have the fields x and y.")
     return examples.x, examples.y
 
 

@@ -15,7 +15,7 @@ from fedjax_lab.models.layers import Classifier, DenseBlock, check_norm
 
 
 def mlp(
-    num_classes: int = 10, *, hidden: Sequence[int] = (200, 100), norm: str | None = None
+    num_classes: int = 10, *, hidden: Sequence[int] | int = (200, 100), norm: str | None = None
 ) -> Model:
     """Build dense layers with ReLU: float [B, ...] -> logits [B, num_classes].
 
@@ -24,7 +24,7 @@ def mlp(
 
     Args:
       num_classes: C.
-      hidden: the widths of the hidden layers.
+      hidden: the widths of the hidden layers, or that of a single one.
       norm: a policy of ``layers.Norm``, between each hidden layer and its ReLU; "group" needs
         even widths.
 
@@ -33,5 +33,6 @@ def mlp(
       TypeError: a width is not an integer.
     """
     check_norm(norm)
+    hidden = (hidden,) if isinstance(hidden, int) else hidden
     widths = [check_int("hidden", width, minimum=1) for width in hidden]
     return from_linen(Classifier(num_classes, tuple(DenseBlock(width, norm) for width in widths)))

@@ -62,7 +62,8 @@ def build_evaluation(
 
     Raises:
       ValueError: ``batch_size`` is below 1, ``lowering`` is unknown, ``test`` has values that are
-        not finite, or (at the first call) a label without a logit.
+        not finite or has no examples, or (at the first call) a label without a logit, or
+        ``count_fn`` returns arrays of another shape.
       TypeError: ``test`` is a stream, or ``count_fn`` returns something else (at the first call).
     """
     if not callable(count_fn):
@@ -77,6 +78,8 @@ def build_evaluation(
         held = test.indices
         test = jax.tree.map(lambda leaf: leaf[held], test.examples)
     test = jax.tree.map(functools.partial(to_device, "test"), test)
+    if not jax.tree.leaves(test)[0].shape[0]:
+        raise ValueError("test has no examples, so there is nothing to score.")
     if not tree.all_finite(test):
         raise ValueError("test has values that are not finite, so a score would be meaningless.")
     score = getattr(count_fn, "score", "accuracy")
@@ -103,8 +106,8 @@ def _checked_first(evaluate, count_fn, test, frozen, batch_size, held=None):
     def evaluate_checked(params):
         nonlocal is_checked
         if not is_checked:
-            _check_counts(jax.eval_shape(functools.partial(_count, count_fn), params, test, frozen))
             count = functools.partial(_count, count_fn)
+            jax.eval_shape(count, params, test, frozen)
             places = None if held is None else np.asarray(held)
             check_labels_of(count, params, frozen, test, batch_size, places)
             is_checked = True
@@ -112,14 +115,6 @@ def _checked_first(evaluate, count_fn, test, frozen, batch_size, held=None):
 
     evaluate_checked.made_of = count_fn, test, frozen, batch_size, held  # type: ignore[attr-defined]
     return evaluate_checked
-
-
-def _check_counts(counts: Any) -> None:
-    if not (isinstance(counts, tuple) and len(counts) == 2):
-        raise TypeError(
-            f"count_fn returned {type(counts).__name__}; it must return (correct [B], losses [B]), "
-            "such as models.accuracy_counts(model.apply) does."
-        )
 
 
 def with_recomputed_statistics(
@@ -294,13 +289,33 @@ def on_all_devices(
 def _count(
     count_fn: CountFn, params: Params, batch: PyTree, frozen: PyTree, real: jax.Array | None = None
 ) -> tuple[jax.Array, jax.Array]:
-    """Call ``count_fn`` on a batch; ``real`` [B] is False for padding, None: no padding."""
+    """Call ``count_fn`` on a batch; ``real`` [B] is False for padding, None: no padding.
+
+    Counts are at least float32, so that sums of bool, small integers or bfloat16 are exact.
+    """
     third = (frozen,) if jax.tree.leaves(frozen) else ()
-    named = {}
+    named, size = {}, jax.tree.leaves(batch)[0].shape[0]
     if takes_mask(count_fn):
-        size = jax.tree.leaves(batch)[0].shape[0]
         named["mask"] = jnp.ones(size, bool) if real is None else real
-    return lowered(count_fn)(params, batch, *third, **named)
+    counts: Any = lowered(count_fn)(params, batch, *third, **named)
+    if not (isinstance(counts, tuple) and len(counts) == 2):
+        raise TypeError(
+            f"count_fn returned {type(counts).__name__}; it must return (correct [B], losses [B]), "
+            "such as models.accuracy_counts(model.apply) does."
+        )
+    for value in counts:
+        if jnp.shape(value) not in ((size,), (size, 1)):
+            raise ValueError(
+                f"{getattr(count_fn, 'argument', 'count_fn')} returned an array of shape "
+                f"{jnp.shape(value)} for {size} examples; it must have a number for each, shape "
+                f"({size},). The library computes the mean."
+            )
+    correct, losses = (jnp.asarray(value).reshape(size) for value in counts)
+    return tree.widen((_as_float(correct), _as_float(losses)))
+
+
+def _as_float(values: jax.Array) -> jax.Array:
+    return values if jnp.issubdtype(values.dtype, jnp.floating) else values.astype(jnp.float32)
 
 
 def count_in_batches(

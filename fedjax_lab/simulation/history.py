@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from fedjax_lab.checks import warn
 from fedjax_lab.clients.metrics import OF_EVERY_ROUND, OF_SERVER_STEP, PER_CLIENT
 from fedjax_lab.round import Algorithm
 from fedjax_lab.simulation.computation import Computation
@@ -108,7 +109,7 @@ class History:
           metrics: of rounds.
         """
         timed = (_TIME,) if "round_seconds" in metrics else ()
-        always = ("round", "seconds", "compile_seconds")
+        always = ("round", "seconds", "compile_seconds", "run", "diverged")
         return {*always, *metrics, *self._totals, *timed, *self.guarantees(0)}
 
     def enter(self, round: int, metrics: Mapping[str, Any], scores: Mapping[str, Any]) -> Row:
@@ -142,6 +143,12 @@ class History:
                 "leave per_client out of a sweep or a search."
             )
         metrics = {name: np.asarray(values, np.float64) for name, values in metrics.items()}
+        for name in ("client_lr", "server_lr"):
+            if np.any(metrics.get(name, 0.0) < 0):
+                warn(
+                    f"{name} is {metrics[name].min():.3g} in some round: with a schedule below 0, "
+                    "steps go uphill."
+                )
         check_overflow(metrics.pop("overflow", False))
         finite, others = finite_and_other_clients(metrics)
         lost = lost_rounds(metrics)

@@ -96,6 +96,8 @@ def _scores(argument: str, function: Callable[..., Any] | None, value: Any, take
     if not isinstance(scores, Mapping):
         raise TypeError(f"{argument} returned {type(scores).__name__}; it must be a dict.")
     for name in scores:
+        if not isinstance(name, str):
+            raise TypeError(f"{argument} returned the name {name!r}; names must be strings.")
         if name in taken:
             raise ValueError(
                 f"{argument} returned {name!r}, a name that rows already have; choose another one."

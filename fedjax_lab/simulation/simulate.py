@@ -12,7 +12,7 @@ from typing import Any, Unpack
 
 import jax
 
-from fedjax_lab.checks import LAST_SEED, check_int
+from fedjax_lab.checks import LAST_SEED, check_int, warn
 from fedjax_lab.clients.model_axis import ParamsSharding
 from fedjax_lab.data import ClientTimes, FederatedArrays, FederatedStream
 from fedjax_lab.data.cohort import Schedule, ScheduleOptions, scheduled
@@ -242,6 +242,8 @@ def simulate(
         if not run_progress.diverged:
             run_log.checkpoint(run_progress.round, chunks, history.rows, last=True)
         processes.together(lambda: run_log.summarise(**run_progress.summary()))
+        if history.rows and not history.rows[-1]["gradients"]:
+            warn("no client took a local step in this run; the model is the initial one.")
     if stop.is_set() or run_progress.stopped == "interrupt":
         end_later_runs(stop.signal, this_call)
     return SimulationResult(

@@ -57,6 +57,8 @@ def check_seeds(seeds: Sequence[int]) -> list[int]:
       TypeError: a seed is not an integer.
       ValueError: there are none, one is out of range, or one occurs twice.
     """
+    if isinstance(seeds, (int, np.integer)):
+        raise TypeError(f"seeds is {seeds}; it must be a sequence, such as range({seeds}).")
     listed = [check_int("seeds", seed, minimum=0, maximum=LAST_SEED) for seed in seeds]
     if not listed or len(set(listed)) < len(listed):
         raise ValueError(f"seeds is {listed}; it must have at least one seed, and none twice.")

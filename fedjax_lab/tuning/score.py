@@ -111,10 +111,10 @@ def _loss_of(algorithm: Algorithm) -> LossFn:
 
 
 def _counted(values: Any) -> tuple[jax.Array, jax.Array]:
-    values = values[0] if isinstance(values, tuple) else values
-    return values.astype(jnp.float32), values.astype(jnp.float32)
+    values = jnp.asarray(values[0] if isinstance(values, tuple) else values, jnp.float32)
+    return values, values
 
 
 def _named(count: Any) -> Callable[..., Any]:
-    count.score = "score"
+    count.score = count.argument = "score"
     return count

@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from fedjax_lab.clients.metrics import OWN_METRICS, Measure, add_measures
+from fedjax_lab.clients.metrics import OWN_METRICS, PER_CLIENT, Measure, add_measures, is_reserved
 from fedjax_lab.round import Algorithm, Phase, check_algorithm
 
 
@@ -34,10 +34,11 @@ def with_client_metrics(algorithm: Algorithm, **measures: Measure) -> Algorithm:
     for name, measure in measures.items():
         if not callable(measure):
             raise TypeError(f"{name} is {measure!r}; it must be a function (params, gradient).")
-        if name in OWN_METRICS:
+        if is_reserved(name):
             raise ValueError(
                 f"{name} is a reserved name, like the other metrics of the library: "
-                f"{', '.join(sorted(OWN_METRICS))}. Choose another name."
+                f"{', '.join(sorted(OWN_METRICS))} and names that begin with {PER_CLIENT}. "
+                "Choose another name."
             )
 
     def measured(phase: Phase) -> Phase:

@@ -478,7 +478,13 @@ class WithBatchNorm(nn.Module):
         return nn.BatchNorm(use_running_average=True)(nn.Dense(3)(x))
 
 
-@pytest.mark.parametrize("module", [WithTrain(), WithDeterministic()])
+class WithTraining(nn.Module):
+    @nn.compact
+    def __call__(self, x, training=False):
+        return nn.Dense(3)(nn.Dropout(0.5, deterministic=not training)(nn.Dense(5)(x)))
+
+
+@pytest.mark.parametrize("module", [WithTrain(), WithTraining(), WithDeterministic()])
 def test_from_linen_sets_the_modules_flag(module):
     model = models.from_linen(module)
     x = normal((4, 6))

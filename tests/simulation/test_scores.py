@@ -4,7 +4,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_lab import algorithms, plan
+from fedjax_lab import algorithms, build_evaluation, data, plan
+from fedjax_lab.simulation.evaluate import build_client_evaluation
 from tests.simulation.test_run import FEDAVG, first_params, loss_fn, make_clients, run
 
 # Messages are finite, and in the second round the step of the server is not.
@@ -74,3 +75,26 @@ def test_a_plan_refuses_what_a_run_would():
             local_steps=1,
             on_nonfinite="typo",
         )
+
+
+@pytest.mark.parametrize("dtype", [bool, jnp.uint8, jnp.int8, jnp.bfloat16, jnp.float16])
+def test_counts_of_narrow_dtypes_are_summed_exactly(dtype):
+    labels = (np.arange(6000) % 3).astype(np.int32)
+    clients = data.partition((np.zeros((6000, 1), np.float32), labels), np.arange(6000) % 2)
+
+    def counts(params, examples):
+        return (examples.y > 0).astype(dtype), examples.y.astype(jnp.float32)
+
+    each = build_client_evaluation(counts, clients)(jnp.zeros(1))
+    np.testing.assert_allclose(each, [2 / 3, 2 / 3], rtol=1e-6)
+    whole = build_evaluation(counts, clients)(jnp.zeros(1))
+    np.testing.assert_allclose(whole["accuracy"], 2 / 3, rtol=1e-6)
+
+
+def test_rates_below_zero_and_runs_without_a_step_are_told():
+    falling = algorithms.fedavg(loss_fn, client_lr=lambda t: 0.1 * (1 - t))
+    with pytest.warns(UserWarning, match=r"client_lr is -0.1 in some round"):
+        run(falling, rounds=3)
+    slow = data.Devices(step_time=1.0, time_budget=0.5)
+    with pytest.warns(UserWarning, match="no client took a local step"):
+        run(FEDAVG, rounds=1, devices=slow)

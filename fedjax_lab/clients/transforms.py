@@ -1,0 +1,74 @@
+"""Which way an optax transformation turns its input: optimizers return what is to be added."""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from fedjax_lab.checks import is_traced
+from fedjax_lab.types import Params, PyTree
+
+_VECTOR = 64  # entries, all of which noise would hardly turn
+_OF_LEAVES = (optax.MaskedState, optax.PartitionState)
+
+
+@functools.lru_cache(maxsize=64)
+def direction(transform: Any) -> int | None:
+    """Return -1 for a transformation that turns a vector round, and 1 for one that keeps its signs.
+
+    0: neither. None: it cannot be told, because it is made for params of a certain structure.
+
+    Args:
+      transform: optax transformation.
+    """
+    found = _directions(transform, jnp.zeros(_VECTOR))
+    return None if found is None else found[0]
+
+
+def check_leaves(transform: optax.GradientTransformation, params: Params) -> None:
+    """Refuse a transformation of single leaves, such as ``optax.masked``, that turns one round.
+
+    Args:
+      transform: optax transformation, of which ``direction`` says nothing.
+      params: of the structure that it is made for; only shapes count.
+
+    Raises:
+      ValueError: it contains an optimizer, whose updates are to be added and not descended.
+    """
+    state = jax.eval_shape(transform.init, params)
+    parts = jax.tree.leaves(state, is_leaf=lambda part: isinstance(part, _OF_LEAVES))
+    if direction(transform) is not None and not any(isinstance(p, _OF_LEAVES) for p in parts):
+        return
+    small = jax.tree.map(lambda leaf: jnp.zeros([min(d, 2) for d in leaf.shape]), params)
+    if -1 in (_directions(transform, small) or ()):
+        raise ValueError(
+            "gradient_transform or step_transform changes the sign of some leaves, as optax.adam "
+            "and optax.sgd do inside optax.masked or optax.multi_transform. Clients subtract its "
+            "result times client_lr: use transformations without a learning rate, such as "
+            "optax.scale_by_adam()."
+        )
+
+
+def _directions(transform: optax.GradientTransformation, params: PyTree) -> list[int] | None:
+    """Return for each leaf -1 if some step's update of it changes sign, 1 if none of them does."""
+    with jax.ensure_compile_time_eval():
+        ones = jax.tree.map(
+            lambda leaf: jnp.where(jnp.arange(leaf.size) % 2, 1.0, -1.0).reshape(leaf.shape), params
+        )
+        try:
+            state, steps = transform.init(params), []
+            for _ in range(3):  # a schedule may begin with 0
+                update, state = transform.update(ones, state, params)
+                if is_traced(update):
+                    return None
+                pairs = zip(jax.tree.leaves(update), jax.tree.leaves(ones), strict=True)
+                steps.append([np.asarray(u) * np.asarray(one) for u, one in pairs])
+        except Exception:  # made for params of another structure
+            return None
+    of_leaves = [*zip(*steps, strict=True)]
+    turned = [any(p.size and (p < 0).all() for p in products) for products in of_leaves]
+    kept = [all((p > 0).all() for p in products) for products in of_leaves]
+    return [-1 if t else int(k) for t, k in zip(turned, kept, strict=True)]
