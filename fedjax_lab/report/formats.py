@@ -21,7 +21,7 @@ from fedjax_lab.report.pivot import (
     target_rows,
 )
 from fedjax_lab.report.runs import load_runs
-from fedjax_lab.report.sections import sections_of
+from fedjax_lab.report.sections import sections_of, tell_unknown_scores
 from fedjax_lab.report.tables import UNSOLVED, accuracy_table
 from fedjax_lab.report.write import check_target, report_text, write_report
 
@@ -74,6 +74,7 @@ def format_report(
     check_target(target, runs)
     if axes is not None:
         return _format_pivots(pivots_of(runs, axes, target), form, title)
+    tell_unknown_scores(runs)
     sections = sections_of(runs)
     if form == "latex":
         tables = [latex_table(accuracy_table(section.groups)) for section in sections]

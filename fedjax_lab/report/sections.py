@@ -9,6 +9,8 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
+from fedjax_lab.checks import warn
+from fedjax_lab.clients.metrics import OWN_METRICS
 from fedjax_lab.markdown import printable
 from fedjax_lab.report.runs import Group, Run, group_runs, show
 from fedjax_lab.report.statistics import (
@@ -119,6 +121,21 @@ def metric_of(runs: Iterable[Run]) -> str:
     """
     names = {name for run in runs for row in run.rows for name in row}
     return next((metric for metric in _METRICS if metric in names), "")
+
+
+def tell_unknown_scores(runs: Sequence[Run]) -> None:
+    """Warn if runs have scores, but none by which they could be ranked.
+
+    Args:
+      runs: from ``load_runs``.
+    """
+    rows = {name for run in runs for row in run.rows for name in row}
+    own = sorted(name for name in rows - OWN_METRICS if not name.startswith("client_"))
+    if own and not metric_of(runs):
+        warn(
+            f"no run has {', '.join(_METRICS)}, by which a report ranks. The rows have "
+            f"{', '.join(own)}: return what ranks from evaluate, under one of those names."
+        )
 
 
 def check_comparable(runs: Sequence[Run]) -> None:

@@ -14,7 +14,7 @@ from fedjax_lab.report.html import html_page
 from fedjax_lab.report.pivot import check_axes, pivot_text, pivots_of
 from fedjax_lab.report.print_size import FORMS
 from fedjax_lab.report.runs import REPORT, Run, load_runs
-from fedjax_lab.report.sections import Section, metric_of, sections_of
+from fedjax_lab.report.sections import Section, metric_of, sections_of, tell_unknown_scores
 from fedjax_lab.report.statistics import ERROR
 from fedjax_lab.report.tables import SEVERAL, section_text
 
@@ -60,6 +60,7 @@ def write_report(
     runs = load_runs(directories)
     check_target(target, runs)
     first = "" if axes is None else pivot_section(runs, axes, target)
+    tell_unknown_scores(runs)
     sections = sections_of(runs)
     folder = default_folder(runs) if out is None else Path(out)
     folder.mkdir(parents=True, exist_ok=True)

@@ -127,3 +127,11 @@ def test_a_run_that_diverged_at_once_is_judged_like_the_others(tmp_path):
     (dead / "metrics.jsonl").write_text('{"round": 5, "loss": null, "bytes_up": 1}\n')
     (section,) = sections_of(load_runs([tmp_path]))
     assert [group.label for group in section.groups] == ["fedavg", "scaffold"]
+
+
+def test_scores_that_no_report_ranks_by_are_told(tmp_path):
+    write_run(tmp_path / "run")
+    file = tmp_path / "run" / "metrics.jsonl"
+    file.write_text(file.read_text().replace('"accuracy"', '"auc"'))
+    with pytest.warns(UserWarning, match="no run has .* The rows have auc"):
+        assert "fedavg" in format_report([tmp_path / "run"], "csv")
