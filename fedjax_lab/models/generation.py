@@ -32,7 +32,7 @@ def generate(
     Args:
       apply: ``model.apply`` of ``models.decoder``, ``lstm`` or ``transformer``, or a function
         (params, int [B, T]) -> logits [B, T, V]. It gets ``Tokens`` if the prompt is one, which
-        of these models only the decoder takes.
+        ``lstm`` refuses.
       params: the model's parameters.
       prompt: int [B, T]. Prompts of different lengths are ``Tokens``, padded on the left, so that
         the last token belongs to the prompt.
