@@ -194,14 +194,15 @@ class Algorithm:
         """
         server, _ = jax.eval_shape(lambda params: self.start(params, MANY_CLIENTS, None), params)
         round = jax.ShapeDtypeStruct((), jnp.int32)
-        up, down, parts = 0, 0, None
+        up, down, extra, parts = 0, 0, 0, None
         for phase in self.phases:
             if not phase.once:
                 up += phase.costs.sent(phase.message_like(params))
                 received = jax.eval_shape(phase.broadcast, server, round)
                 down += phase.costs.down(received, params)
+                extra += phase.costs.extra
                 parts = phase.costs.parts
-        return Traffic(up, down, parts)
+        return Traffic(up, down, parts, 0 if parts is None else extra)
 
     @property
     def gradients_per_step(self) -> int:

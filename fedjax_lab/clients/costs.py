@@ -31,7 +31,7 @@ class Costs(NamedTuple):
         Wrappers with an encoding of their own replace it.
       down: (what ``broadcast`` returns, params) -> bytes that a client receives.
       parts: (n, client ids -> number of parts); each client sends and receives this number of n-th
-        parts of the bytes. None: whole messages.
+        parts of the bytes, but all of ``extra``. None: whole messages.
       gradients: gradients that a client computes in one local step.
     """
 
@@ -64,11 +64,13 @@ class Traffic(NamedTuple):
       up: bytes of all messages that a client sends, if they are whole.
       down: bytes of all that a client receives, likewise.
       parts: as in ``Costs``.
+      extra: bytes among ``up`` that a client sends in full, whatever its parts; 0 without parts.
     """
 
     up: int
     down: int
     parts: Parts | None = None
+    extra: int = 0
 
     def of_round(self, cohort: Cohort, metrics: Metrics) -> Metrics:
         """Compute the metrics of a round that count bytes; traced.
@@ -78,16 +80,18 @@ class Traffic(NamedTuple):
           metrics: the round's other metrics. ``communicated`` is 0 in a round without messages.
         """
         found: Metrics = {}
-        senders = cohort.participates.sum(dtype=cohort.weights.dtype)
+        everybody = cohort.participates.sum(dtype=cohort.weights.dtype)
         happens = metrics.get("communicated", 1)
         if self.parts is None:
-            senders = senders * happens
+            senders = everybody * happens
         else:
             whole, parts_of = self.parts
             parts = jnp.where(cohort.participates, parts_of(cohort.client_ids), 0).sum()
-            found["message_parts"] = parts.astype(senders.dtype)
+            found["message_parts"] = parts.astype(everybody.dtype)
             senders = found["message_parts"] * happens / whole
-        bytes_up, bytes_down = senders * float(self.up), senders * float(self.down)
+        bytes_up, bytes_down = senders * float(self.up - self.extra), senders * float(self.down)
+        if self.extra:
+            bytes_up = bytes_up + everybody * happens * float(self.extra)
         return {**found, "bytes_up": bytes_up, "bytes_down": bytes_down}
 
     def of_rounds(self, metrics: Mapping[str, np.ndarray]) -> tuple[int, int]:
@@ -96,10 +100,12 @@ class Traffic(NamedTuple):
         Args:
           metrics: metrics of the rounds, [T]. Those of ``of_round`` have the precision of float32.
         """
+        happens = metrics.get("communicated", 1)
         parts = metrics.get("message_parts", metrics["participants"])
-        sent = round((parts * metrics.get("communicated", 1)).sum())
+        sent, messages = (round((n * happens).sum()) for n in (parts, metrics["participants"]))
         whole = 1 if self.parts is None else self.parts[0]
-        return sent * self.up // whole, sent * self.down // whole
+        scaled = self.up - self.extra
+        return sent * scaled // whole + messages * self.extra, sent * self.down // whole
 
     def of_clients(self, num_clients: int) -> tuple[Any, Any]:
         """Compute the bytes that each client sends and receives in a round: numbers or float [N].
@@ -111,4 +117,4 @@ class Traffic(NamedTuple):
             return self.up, self.down
         whole, parts_of = self.parts
         share = np.asarray(parts_of(jnp.arange(num_clients))) / whole
-        return share * self.up, share * self.down
+        return share * (self.up - self.extra) + self.extra, share * self.down

@@ -93,6 +93,21 @@ class HostTable:
             f"{size / 2**30:,.3g} GiB)"
         )
 
+    def _checked(self, ids: Any) -> np.ndarray:
+        """Return ids of clients as an array, integers [M]."""
+        ids = np.asarray(ids)
+        if not ids.size and ids.ndim == 1:  # an empty list is an array of floats
+            return ids.astype(np.int32)
+        allowed = f"integers [M] in [0, {self.num_clients}]; {self.num_clients} is padding"
+        if ids.dtype.kind not in "iu":
+            raise TypeError(f"ids has dtype {ids.dtype}; it must be {allowed}.")
+        if ids.ndim != 1:
+            raise ValueError(f"ids has shape {ids.shape}; it must be {allowed}.")
+        wrong = np.flatnonzero((ids < 0) | (ids > self.num_clients))
+        if wrong.size:
+            raise ValueError(f"ids[{wrong[0]}] is {ids[wrong[0]]}; ids must be {allowed}.")
+        return ids
+
     def read(self, ids: Any) -> PyTree:
         """Read rows: a pytree of NumPy arrays [M, ...].
 
@@ -100,9 +115,10 @@ class HostTable:
           ids: integers [M] in [0, N), or N for padding, which reads the initial row.
 
         Raises:
-          ValueError: a row is stored by another process.
+          TypeError: ``ids`` are not integers.
+          ValueError: ``ids`` are not [M] or out of range, or a row is stored by another process.
         """
-        ids = np.asarray(ids)
+        ids = self._checked(ids)
         if self.owned is not None and not self.owned[ids[ids < self.num_clients]].all():
             raise ValueError(
                 "ids has clients whose rows another process stores; the attribute owned says which "
@@ -134,9 +150,10 @@ class HostTable:
           rows: pytree of arrays [M, ...].
 
         Raises:
+          TypeError, ValueError: ``ids``, as in ``read``.
           OSError: the disk is full (``errno.ENOSPC``).
         """
-        ids = np.asarray(ids)
+        ids = self._checked(ids)
         real = ids < self.num_clients
         own = ids[real]
         if not len(own):  # no participants, or none whose rows are here

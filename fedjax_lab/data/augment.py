@@ -12,6 +12,7 @@ import numpy as np
 
 from fedjax_lab.checks import check_channels_last, check_int, check_number
 from fedjax_lab.data.dtypes import to_device
+from fedjax_lab.data.sampler import check_key
 from fedjax_lab.data.sources import Examples
 from fedjax_lab.machine.keys import compact
 from fedjax_lab.signatures import suggest_keywords
@@ -90,8 +91,11 @@ def preprocess(
       there is no augmentation, as for evaluation.
 
     Raises:
-      TypeError, ValueError: an argument has the wrong type, shape or range.
+      TypeError, ValueError: an argument has the wrong type, shape or range; or, when called, the
+        key is not a single typed one.
     """
+    if not isinstance(flip, (bool, np.bool_)):
+        raise TypeError(f"flip is {flip!r}; it must be True or False.")
     crop = check_int("crop", crop, minimum=0)
     if scale is not None:
         check_number("scale", scale, minimum=0, exclusive_minimum=True)
@@ -103,6 +107,7 @@ def preprocess(
     def apply(examples: Examples, key: jax.Array | None = None) -> Examples:
         x = to_device("examples.x", examples.x)
         if key is not None and (flip or crop):
+            check_key(key)
             if x.ndim < 4:
                 raise ValueError(
                     f"examples.x has shape {x.shape}; flip and crop need images [B, H, W, C]: give "

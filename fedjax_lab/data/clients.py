@@ -18,7 +18,7 @@ from fedjax_lab.data.dtypes import native, stored_dtype, to_native
 from fedjax_lab.data.federated import FederatedArrays, as_examples, from_partition
 from fedjax_lab.data.heterogeneity import labels_of
 from fedjax_lab.data.partition import Partition
-from fedjax_lab.data.streams import FederatedStream
+from fedjax_lab.data.streams import FederatedStream, check_clients
 from fedjax_lab.signatures import suggest_keywords
 from fedjax_lab.types import PyTree
 
@@ -132,9 +132,10 @@ def split_clients(clients: Clients, held_out: float, seed: int = 0) -> tuple[Cli
       (clients for training, held-out clients).
 
     Raises:
-      TypeError: ``held_out`` or ``seed`` is not a number.
+      TypeError: ``clients`` is no federation, or ``held_out`` or ``seed`` is not a number.
       ValueError: one part would have no client, or none with data.
     """
+    check_clients(clients)
     seen, unseen = held_out_clients(clients.num_clients, held_out, seed)
     sizes, starts = np.asarray(clients.sizes), np.asarray(clients.starts)
     indices = np.asarray(clients.indices)
@@ -189,9 +190,10 @@ def split_examples(clients: Clients, fraction: float, seed: int = 0) -> tuple[Cl
       (train, test).
 
     Raises:
-      TypeError: an argument is not a number.
+      TypeError: ``clients`` is no federation, or another argument is not a number.
       ValueError: ``fraction`` or ``seed`` is out of range, or no client has two examples.
     """
+    check_clients(clients)
     check_number(
         "fraction", fraction, minimum=0, maximum=1, exclusive_minimum=True, exclusive_maximum=True
     )
@@ -245,8 +247,11 @@ def divide_like(
       scheme is "like" followed by the scheme of ``clients``.
 
     Raises:
-      ValueError: examples have no class labels, or ``test`` has a label that no client has.
+      TypeError: ``clients`` is no federation, or ``seed`` is not a number.
+      ValueError: examples have no class labels, ``test`` has a label that no client has, or
+        ``seed`` is negative.
     """
+    check_clients(clients)
     rng = np.random.default_rng(check_int("seed", seed, minimum=0))
     test = as_examples(test)
     labels = labels_of(test)

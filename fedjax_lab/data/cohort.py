@@ -24,7 +24,7 @@ from fedjax_lab.data.dtypes import to_device
 from fedjax_lab.data.example_order import WORDS, shuffled
 from fedjax_lab.data.federated import FederatedArrays, PartitionInfo
 from fedjax_lab.data.sampler import check_key, round_keys
-from fedjax_lab.data.streams import AnyClients, replace_index
+from fedjax_lab.data.streams import AnyClients, check_clients, check_resident, replace_index
 from fedjax_lab.machine.keys import below, bits_at, compact, plain, threefry
 from fedjax_lab.signatures import (
     complete_doc,
@@ -397,10 +397,12 @@ def draw_batch(
       real and that all clients take all steps.
 
     Raises:
-      TypeError: an argument has the wrong type.
+      TypeError: an argument has the wrong type, or ``clients`` is a stream.
       ValueError: an argument is out of range, or not exactly one of ``local_steps`` and
         ``local_epochs`` is set.
     """
+    check_clients(clients)
+    check_resident(clients, "draw_batch")
     check_key(key)
     if not isinstance(round, jax.Array):
         round = np.int32(check_int("round", round, minimum=0, maximum=LARGEST_INT))

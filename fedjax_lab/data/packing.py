@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedjax_lab.checks import check_choice, check_int
+from fedjax_lab.data.federated import FederatedArrays
 from fedjax_lab.data.sources import Examples
 from fedjax_lab.signatures import suggest_keywords
 
@@ -126,12 +127,17 @@ def _checked(
     return [cut] if too_long == "cut" and cut[1][1:].any() else []
 
 
-def scored_per_row(examples: Examples) -> float:
+def scored_per_row(examples: Examples | FederatedArrays) -> float:
     """Compute the average number of scored tokens of a row.
 
     With this value as ``tokens_per_row``, the mean of a loss over rows is the mean over tokens.
 
     Args:
-      examples: result of ``pack``.
+      examples: result of ``pack``; or clients with such examples, of which the rows that some
+        client has count. Parts of a split share their examples, but not these rows.
     """
-    return float((np.asarray(examples.y) >= 0).sum() / len(examples.y))
+    if isinstance(examples, FederatedArrays):
+        y = np.asarray(examples.examples.y)[np.asarray(examples.indices)]
+    else:
+        y = np.asarray(examples.y)
+    return float((y >= 0).sum() / len(y))

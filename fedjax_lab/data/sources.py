@@ -85,8 +85,9 @@ def load(
 
     Args:
       name: a key of ``DATASETS``; a colon is followed by a folder, a file or a TFDS name.
-      data_dir: for ``fashion_mnist`` the IDX folder or the TFDS directory; for TFDS names
-        the TFDS directory (default: TFDS's own).
+      data_dir: for ``fashion_mnist`` the IDX folder or the TFDS directory (default: the folder of
+        Debian's package, then TFDS's own directory); for TFDS names the TFDS directory (default:
+        TFDS's own).
       sequence_length: for text, the number of tokens of an example, L. See ``text.build_corpus``,
         which also describes the vocabulary.
       vocabulary_size: for text, the largest size of the vocabulary; None: all tokens.
@@ -213,18 +214,18 @@ def num_classes(train: Any) -> int:
 
 
 def _load_fashion_mnist(data_dir: str | Path | None) -> tuple[Examples, Examples]:
-    for folder in (data_dir, DEBIAN_FASHION_MNIST):
-        if folder is not None and files.has_idx(Path(folder)):
-            arrays = files.read_idx_files(Path(folder), "fashion_mnist")
-            return checked_splits("fashion_mnist", arrays)
+    folder = DEBIAN_FASHION_MNIST if data_dir is None else Path(data_dir)
+    if files.has_idx(folder):
+        arrays = files.read_idx_files(folder, "fashion_mnist")
+        return checked_splits("fashion_mnist", arrays)
     try:
         return _load_tfds("fashion_mnist", data_dir)
     except (ImportError, FileNotFoundError) as error:
-        looked_in = f"{data_dir} and " if data_dir is not None else ""
+        omitted = "" if data_dir is None else " and omit data_dir"
         raise FileNotFoundError(
-            f"fashion_mnist: no IDX files in {looked_in}{DEBIAN_FASHION_MNIST}. Install them with "
-            "`apt-get install dataset-fashion-mnist`, pass the folder that has them as data_dir, "
-            f"or use tensorflow-datasets, which said: {error}"
+            f"fashion_mnist: no IDX files in {folder}. Install them with "
+            f"`apt-get install dataset-fashion-mnist`{omitted}, pass the folder that has them as "
+            f"data_dir, or use tensorflow-datasets, which said: {error}"
         ) from error
 
 

@@ -373,3 +373,19 @@ def check_resident(clients: Any, what: str) -> None:
             f"clients is a FederatedStream, whose examples stay on the host; {what} needs them on "
             "the device: use data.partition."
         )
+
+
+def check_clients(clients: Any) -> None:
+    """Check that clients' data are a federation.
+
+    Args:
+      clients: should be ``FederatedArrays`` or ``FederatedStream``.
+
+    Raises:
+      TypeError: it is neither.
+    """
+    if not isinstance(clients, (FederatedArrays, FederatedStream)):
+        raise TypeError(
+            f"clients is {type(clients).__name__}, not FederatedArrays; see "
+            "fedjax_lab.data.partition."
+        )

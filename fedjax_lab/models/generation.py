@@ -7,9 +7,12 @@ import jax.numpy as jnp
 
 from fedjax_lab.checks import check_int, check_number, is_traced
 from fedjax_lab.data.packing import Tokens
+from fedjax_lab.data.sampler import check_key
 from fedjax_lab.machine.keys import seeded
 from fedjax_lab.models.base import Apply
 from fedjax_lab.types import Key, Params
+
+_NO_TOKEN = -1  # where logits are NaN, of which argmax would be token 0
 
 
 def generate(
@@ -28,7 +31,8 @@ def generate(
 
     Args:
       apply: ``model.apply`` of ``models.decoder``, ``lstm`` or ``transformer``, or a function
-        (params, int [B, T]) -> logits [B, T, V]. It gets ``Tokens`` if the prompt is one.
+        (params, int [B, T]) -> logits [B, T, V]. It gets ``Tokens`` if the prompt is one, which
+        ``lstm`` refuses.
       params: the model's parameters.
       prompt: int [B, T]. Prompts of different lengths are ``Tokens``, padded on the left, so that
         the last token belongs to the prompt.
@@ -37,15 +41,21 @@ def generate(
       temperature: 0 selects the most likely token each time; otherwise tokens are drawn from
         softmax(logits / temperature).
 
+    Returns:
+      The tokens. If an argument is traced, so that nothing can be refused, a sequence whose logits
+      are NaN continues with -1.
+
     Raises:
-      TypeError: ``num_tokens`` is not an integer.
-      ValueError: a number is out of range, the key is missing, or prompts are not integers [B, T]
-        with a token, or are padded on the right.
+      TypeError: ``num_tokens`` is not an integer, or ``key`` is no typed key.
+      ValueError: a number is out of range, the key is missing or not a single one, logits are NaN,
+        or prompts are not integers [B, T] with a token, or are padded on the right.
     """
     check_int("num_tokens", num_tokens, minimum=1)
     check_number("temperature", temperature, minimum=0)
     if temperature and key is None:
         raise ValueError(f"key is None; temperature={temperature} draws tokens and needs one.")
+    if key is not None:
+        check_key(key)
     tokens, segments = prompt if isinstance(prompt, Tokens) else (prompt, None)
     tokens = jnp.asarray(tokens)
     if tokens.ndim != 2 or not tokens.size or not jnp.issubdtype(tokens.dtype, jnp.integer):
@@ -62,7 +72,14 @@ def generate(
                 "token belongs to the prompt."
             )
     key = seeded(0) if key is None else key
-    return _continued(apply, num_tokens, float(temperature), params, tokens, segments, key)
+    found = _continued(apply, num_tokens, float(temperature), params, tokens, segments, key)
+    if not is_traced(found) and (found == _NO_TOKEN).any():
+        row = int(jnp.argmax((found == _NO_TOKEN).any(1)))
+        raise ValueError(
+            f"the logits of prompt[{row}] are NaN: it has a token beyond the vocabulary, or params "
+            "are not finite."
+        )
+    return found
 
 
 def _continue(
@@ -88,6 +105,7 @@ def _continue(
             drawn = jax.random.categorical(jax.random.fold_in(key, i), here / temperature)
         else:
             drawn = jnp.argmax(here, axis=-1)
+        drawn = jnp.where(jnp.isnan(here).any(-1), _NO_TOKEN, drawn)
         return tokens.at[:, length + i].set(drawn.astype(tokens.dtype))
 
     return jax.lax.fori_loop(0, num_tokens, step, whole)[:, length:]

@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_lab.checks import check_int
+from fedjax_lab.checks import check_int, check_number
 from fedjax_lab.tree import by_path, path_text
 from fedjax_lab.types import Key, Params
 
@@ -49,14 +49,15 @@ def init_adapters(
         or a pattern, or several, such as ("layers/query/kernel", "layers/value/kernel").
       rank: r, from 1 to the smaller of m and n.
       stacked: paths of leaves whose first axis counts layers, such as ``"layers/*"`` of
-        ``models.decoder``; each layer gets an adapter.
+        ``models.decoder``; each layer gets an adapter. If given, it must select an adapted leaf.
 
     Returns:
       {path: ``Adapter``}, the pytree to train, in float32 or the kernel's dtype if that is wider.
 
     Raises:
       TypeError: ``rank`` is not an integer, or an adapted leaf does not hold floats.
-      ValueError: ``rank`` is out of range, no leaf is adapted, or one has fewer than two axes.
+      ValueError: ``rank`` is out of range, no leaf is adapted, one has fewer than two axes, or
+        ``stacked`` selects none of them.
     """
     check_int("rank", rank, minimum=1)
     leaves = by_path(params)
@@ -65,6 +66,11 @@ def init_adapters(
     if not chosen:
         raise ValueError(
             f"is_adapted matches no leaf of the params. The leaves are: {', '.join(leaves)}."
+        )
+    if stacked and not any(map(in_layers, chosen)):
+        raise ValueError(
+            f"stacked is {stacked!r}, which matches no adapted leaf; omit it, or match some of "
+            f"{', '.join(chosen)}."
         )
     adapters = {}
     for number, (path, leaf) in enumerate(chosen.items()):
@@ -85,13 +91,15 @@ def merge_adapters(params: Params, adapters: Mapping[str, Adapter], scale: float
     Args:
       params: the model's parameters.
       adapters: {path: ``Adapter``}, as ``init_adapters`` returns them.
-      scale: α / r of the paper.
+      scale: α / r of the paper; may be traced.
 
     Raises:
-      ValueError: an adapter's path is not that of a leaf, or its shape does not fit.
+      TypeError: a value of ``adapters`` is no ``Adapter``, or ``scale`` no number.
+      ValueError: an adapter's path is not that of a leaf, its shape does not fit, or ``scale`` is
+        not finite.
     """
-    if missing := adapters.keys() - by_path(params).keys():
-        raise ValueError(f"adapters has {', '.join(sorted(missing))}; params have no such leaf.")
+    _check_adapters(by_path(params), adapters)
+    check_number("scale", scale)
 
     def merge(path, leaf):
         name = path_text(path)
@@ -113,21 +121,34 @@ def attach_adapters(params: Params, adapters: Mapping[str, Adapter], scale: floa
 
     Args:
       params: nested dicts; "layers/query/kernel" gets neighbours ``adapter_down``, ``adapter_up``.
+        A kernel of three axes has stacked layers.
       adapters: {path: ``Adapter``}, as ``init_adapters`` returns them.
       scale: α / r of the paper; may be traced.
 
     Raises:
-      ValueError: an adapter's path is not that of a leaf, its shape does not fit, or the leaf is
-        not called "kernel".
+      TypeError: a value of ``adapters`` is no ``Adapter``, or ``scale`` no number.
+      ValueError: an adapter's path is not that of a leaf, its shape does not fit, a kernel of
+        stacked layers gets an adapter that is not, the leaf is not called "kernel" or has an
+        adapter already, or ``scale`` is not finite.
     """
     leaves = by_path(params)
-    if missing := adapters.keys() - leaves.keys():
-        raise ValueError(f"adapters has {', '.join(sorted(missing))}; params have no such leaf.")
+    _check_adapters(leaves, adapters)
+    check_number("scale", scale)
     for path, adapter in adapters.items():
         folder, _, name = path.rpartition("/")
         if name != "kernel":
             raise ValueError(f"adapters has {path!r}; only a kernel can have neighbours.")
+        if f"{path.removesuffix(name)}adapter_down" in leaves:
+            raise ValueError(
+                f"adapters has {path!r}, where params have an adapter already; merge_adapters it "
+                "into the kernel first."
+            )
         _check_fits(path, leaves[path], adapter)
+        if leaves[path].ndim == 3 and adapter.down.ndim == 2:
+            raise ValueError(
+                f"adapters[{path!r}] is for one matrix; the leaf has the shape "
+                f"{leaves[path].shape}, of stacked layers: pass stacked= to init_adapters."
+            )
         added = {"adapter_down": adapter.down, "adapter_up": scale * adapter.up}
         params = _with_neighbours(params, folder.split("/") if folder else [], added)
     return params
@@ -173,6 +194,22 @@ def _with_neighbours(tree: Any, path: list[str], added: dict[str, Any]) -> Any:
     if not path:
         return {**tree, **added}
     return {**tree, path[0]: _with_neighbours(tree[path[0]], path[1:], added)}
+
+
+def _check_adapters(leaves: Mapping[str, Any], adapters: Mapping[str, Adapter]) -> None:
+    if not isinstance(adapters, Mapping):
+        raise TypeError(
+            f"adapters is a {type(adapters).__name__}; it must be {{path: Adapter}}, as "
+            "init_adapters returns it."
+        )
+    for path, adapter in adapters.items():
+        if not isinstance(adapter, Adapter):
+            raise TypeError(
+                f"adapters[{path!r}] is a {type(adapter).__name__}, not an Adapter; read "
+                "adapters of a run by load_run(..., like=adapters)."
+            )
+    if missing := adapters.keys() - leaves.keys():
+        raise ValueError(f"adapters has {', '.join(sorted(missing))}; params have no such leaf.")
 
 
 def _check_fits(path: str, leaf: Any, adapter: Adapter) -> None:

@@ -21,6 +21,7 @@ import jax.numpy as jnp
 from flax.linen.dtypes import promote_dtype
 
 from fedjax_lab.checks import check_int, check_number
+from fedjax_lab.data.packing import Tokens
 from fedjax_lab.machine.layout import written_out
 from fedjax_lab.models.base import Model, from_linen
 from fedjax_lab.tree import widen
@@ -50,8 +51,9 @@ def lstm(
       tie: whether the decoder is the transpose of the word vectors, which needs E = H.
 
     Raises:
-      ValueError: a number is out of range, or ``tie`` is set and E differs from H.
-      TypeError: a number has the wrong type.
+      ValueError: a number is out of range, or ``tie`` is set and E differs from H; when called:
+        words are not integers [B, L].
+      TypeError: a number has the wrong type; when called: words are ``Tokens``.
     """
     for name, size in (("embedding", embedding), ("hidden", hidden), ("layers", layers)):
         check_int(name, size, minimum=1)
@@ -69,6 +71,7 @@ class LanguageModel(nn.Module):
     Parameters: ``embedding`` [V, E], ``layers_i``, ``decoder`` [H, V], ``decoder_bias`` [V].
 
     Raises:
+      TypeError: ``x`` is ``Tokens``.
       ValueError: ``x`` is not a batch of sequences of integers.
     """
 
@@ -81,6 +84,11 @@ class LanguageModel(nn.Module):
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
         """Compute the logits of each next word."""
+        if isinstance(x, Tokens):
+            raise TypeError(
+                "x is Tokens, whose segments an LSTM does not keep apart; it must be words, "
+                "integers [B, L]: a sequence to a row, without padding on the left."
+            )
         if x.ndim != 2 or not jnp.issubdtype(x.dtype, jnp.integer):
             raise ValueError(
                 f"x has shape {x.shape} and dtype {x.dtype}; it must be words, integers [B, L]."
@@ -91,8 +99,8 @@ class LanguageModel(nn.Module):
 
         vectors = self.param("embedding", _uniform(0.1), (self.num_words, self.embedding))
         # A word beyond the vocabulary makes its sequence NaN, instead of counting as another one.
-        of_words = vectors.at[x].get(mode="fill", fill_value=jnp.nan, wrap_negative_indices=False)
-        h = drop(of_words)
+        places = jnp.asarray(vectors).at[x]
+        h = drop(places.get(mode="fill", fill_value=jnp.nan, wrap_negative_indices=False))
         for i, size in enumerate(self.hidden):
             h = drop(LSTM(size, name=f"layers_{i}")(h))
         if self.tie:

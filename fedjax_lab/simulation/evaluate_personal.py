@@ -1,7 +1,9 @@
 """Evaluation of personalised methods, which have a model for each client."""
 
 import dataclasses
+import inspect
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -152,7 +154,8 @@ def build_personal_evaluation(
     that all have a copy of the state share them.
 
     Args:
-      count_fn: as in ``build_evaluation``.
+      count_fn: as in ``build_evaluation``. Its third argument, if it is called frozen or has no
+        default, gets the state's frozen weights, those of ``with_frozen``.
       model_of: (state, int32 id) -> that client's params, traced: ``client_models(algorithm)``,
         or a function of your own.
       clients: the clients' examples, such as held-out parts of their own data. If it has names, and
@@ -173,6 +176,7 @@ def build_personal_evaluation(
     check_resident(clients, "build_personal_evaluation")
     check_int("batch_size", batch_size, minimum=1)
     score = getattr(count_fn, "score", "accuracy")
+    reads_frozen = _reads_frozen(count_fn)
     largest = max(1, clients.max_size)
     size = min(batch_size, largest)
     numbers = jnp.arange(-(-largest // size) * size).reshape(-1, size)
@@ -182,7 +186,8 @@ def build_personal_evaluation(
         params = model_of(state, client_id if rows_of is None else rows_of[client_id])
         start, held = clients.starts[client_id], clients.sizes[client_id]
         rows = clients.indices[start + jnp.minimum(numbers, held - 1)], numbers < held
-        correct, _ = count_in_batches(count_fn, params, (clients.examples, ()), rows)
+        resident = clients.examples, state.frozen if reads_frozen else ()
+        correct, _ = count_in_batches(count_fn, params, resident, rows)
         total = jnp.where(rows[1], correct, 0).sum(1).sum()
         total = jnp.where(tree.all_finite(params), total, jnp.nan)
         return client_score(total, held, score)
@@ -205,6 +210,18 @@ def build_personal_evaluation(
 
     evaluate.made_of = count_fn, model_of, clients, batch_size  # type: ignore[attr-defined]
     return evaluate
+
+
+def _reads_frozen(count_fn: Callable[..., Any]) -> bool:
+    """Return True if a function takes frozen weights as its third argument."""
+    try:
+        parameters = inspect.signature(count_fn).parameters.values()
+    except ValueError:  # some built-in functions have no signature
+        return False
+    placed = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    if len(placed) < 3 or placed[2].name == "mask":
+        return False
+    return placed[2].default is inspect.Parameter.empty or placed[2].name == "frozen"
 
 
 def _is_everywhere(state: FedState) -> bool:

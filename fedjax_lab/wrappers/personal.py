@@ -12,10 +12,11 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from fedjax_lab import tree
-from fedjax_lab.checks import check_int
+from fedjax_lab.checks import check_int, is_traced
 from fedjax_lab.clients.leaves import one_after_the_other, paths_of
 from fedjax_lab.clients.local import LOCAL_PARAMS
 from fedjax_lab.clients.store import one_row_per_client
@@ -214,16 +215,22 @@ def client_params(algorithm: Algorithm, state: FedState, client_id: jax.Array | 
       algorithm: result of ``with_personal``, or a personalised method of the catalogue, with or
         without further wrappers. If the method fine-tunes, the result is the model before that.
       state: state of the method.
-      client_id: int32 scalar, in [0, N); may be traced.
+      client_id: int32 scalar, in [0, N); may be traced, and is then not checked.
 
     Raises:
-      ValueError: the method has no model for each client.
+      TypeError: ``client_id`` is not an integer.
+      ValueError: the method has no model for each client, or ``client_id`` is out of range.
     """
     if algorithm.personal is None:
         raise ValueError(
             f"algorithm is {algorithm.name}, which has no model for each client; all clients use "
             "algorithm.params(state)."
         )
+    if not is_traced(client_id):
+        is_array = isinstance(client_id, (np.ndarray, jax.Array))
+        last = None if is_traced(state.num_clients) else int(state.num_clients) - 1
+        number = np.asarray(client_id)[()] if is_array else client_id
+        check_int("client_id", number, minimum=0, maximum=last)
     return algorithm.personal.params(state, jnp.asarray(client_id))
 
 

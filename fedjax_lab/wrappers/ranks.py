@@ -63,8 +63,9 @@ def with_ranks(
     A client of rank r receives the first r columns of each ``down`` and the first r rows of each
     ``up``, and the same part of everything else that the method broadcasts or stores for it
     (control variates, momenta). The bytes of a round count only this part: r / r_max of a message.
-    If the method has a compressor, they are those of the compressed message, whose size is the same
-    for every rank.
+    Single numbers beside it, such as the steps that FedNova sends, count in full. If the method has
+    a compressor, the bytes are those of the compressed message, whose size is the same for every
+    rank.
 
     Args:
       algorithm: a method of one exchange that sends its change as ``delta``, such as FedAvg,

@@ -61,6 +61,24 @@ def test_rows_of_nobody_are_written_and_loaded(tmp_path):
     assert not [*tmp_path.iterdir()]
 
 
+def test_ids_of_nobody_here_are_named(tmp_path):
+    table = HostTable(FIRST, N, tmp_path)
+    for ids, error, message in (
+        ([0, N + 1], ValueError, r"ids\[1\] is 8; ids must be integers \[M\] in \[0, 7\]"),
+        ([-1], ValueError, r"ids\[0\] is -1; ids must be"),
+        (3, ValueError, r"ids has shape \(\); it must be"),
+        ([1.0], TypeError, "ids has dtype float64; it must be"),
+        ([True], TypeError, "ids has dtype bool; it must be"),
+    ):
+        for use in (table.read, lambda ids: table.write(ids, rows_of(np.random.default_rng(0), 2))):
+            with pytest.raises(error, match=message):
+                use(ids)
+    found = table.read([])
+    assert {name: leaf.shape for name, leaf in found.items()} == {
+        "w": (0, 2, 3), "half": (0, 2), "seen": (0,), "none": (0, 0, 3)
+    }  # fmt: skip
+
+
 def test_a_million_large_rows_take_the_room_of_those_that_were_written(tmp_path):
     table = HostTable({"w": np.zeros(100_000, np.float32)}, 10**6, tmp_path)
     table.write([3, 999_999], {"w": np.ones((2, 100_000), np.float32)})

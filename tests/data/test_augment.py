@@ -145,6 +145,7 @@ def test_images_need_their_channels_last():
     [
         ({"crop": -1}, ValueError, "crop is -1"),
         ({"crop": 1.5}, TypeError, "crop is 1.5"),
+        ({"flip": "no"}, TypeError, "flip is 'no'; it must be True or False"),
         ({"scale": 0}, ValueError, "scale is 0"),
         ({"std": [1, 0]}, ValueError, "must be positive"),
         ({"mean": float("nan")}, ValueError, "finite"),
@@ -154,3 +155,9 @@ def test_images_need_their_channels_last():
 def test_errors(arguments, error, message):
     with pytest.raises(error, match=message):
         data.preprocess(**arguments)
+
+
+def test_a_key_is_a_typed_one():
+    images = data.Examples(np.zeros((2, 8, 8, 1), np.float32), np.zeros(2))
+    with pytest.raises(TypeError, match="key is 0; it must be a typed PRNG key"):
+        data.preprocess(crop=1)(images, 0)

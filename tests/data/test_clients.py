@@ -203,6 +203,17 @@ def test_bad_splits():
         data.split_examples(numbered(1), 0.5)
 
 
+def test_what_is_no_federation_is_not_split():
+    test = data.Examples(x, y)
+    for use in (
+        lambda clients: data.split_clients(clients, 0.5),
+        lambda clients: data.split_examples(clients, 0.5),
+        lambda clients: data.divide_like(clients, test),
+    ):
+        with pytest.raises(TypeError, match=r"clients is tuple, not FederatedArrays; see fedjax"):
+            use((x, y))
+
+
 def test_test_data_follow_the_labels_of_training():
     draw = np.random.default_rng(1)
     train = data.Examples(np.zeros((3000, 1)), draw.integers(0, 7, 3000))

@@ -447,6 +447,16 @@ def test_errors(changes, error, message):
         data.draw_batch(clients, **{**settings, **changes})
 
 
+def test_clients_that_are_not_on_the_device():
+    stream = data.stream((np.zeros((8, 1)), np.zeros(8, np.int32)), "iid", 2)
+    for clients, message in (
+        (stream, "clients is a FederatedStream, .*; draw_batch needs them on the device"),
+        ((1, 2), "clients is tuple, not FederatedArrays; see fedjax_lab.data.partition"),
+    ):
+        with pytest.raises(TypeError, match=message):
+            data.draw_batch(clients, key, 0, cohort_size=2, batch_size=2, local_steps=1)
+
+
 class Fixed(data.Devices):
     """Clients with numbers of local steps of their own, which no field of the class has."""
 

@@ -254,8 +254,19 @@ def test_unknown_names():
 
 def test_fashion_mnist_says_how_to_get_it(tmp_path, monkeypatch):
     monkeypatch.setattr(sources, "DEBIAN_FASHION_MNIST", tmp_path / "none")
-    with pytest.raises(FileNotFoundError, match="apt-get install dataset-fashion-mnist"):
-        data.load("fashion_mnist", data_dir=tmp_path)
+    with pytest.raises(FileNotFoundError, match="apt-get install dataset-fashion-mnist`, pass"):
+        data.load("fashion_mnist")
+
+
+def test_fashion_mnist_is_read_from_the_given_folder_alone(tmp_path, monkeypatch):
+    debian, empty = tmp_path / "debian", tmp_path / "empty"
+    debian.mkdir()
+    empty.mkdir()
+    write_idx(debian)
+    monkeypatch.setattr(sources, "DEBIAN_FASHION_MNIST", debian)
+    assert len(data.load("fashion_mnist")[0].y) == 12
+    with pytest.raises(FileNotFoundError, match=f"no IDX files in {empty}.* omit data_dir, pass"):
+        data.load("fashion_mnist", data_dir=empty)
 
 
 def test_debian_fashion_mnist():

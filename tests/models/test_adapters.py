@@ -141,6 +141,27 @@ def test_clients_of_lower_ranks_are_the_twins(padded, x64):
         assert float(metrics["bytes_down"]) == 8 * ranks.sum() * (M + N)
 
 
+def test_a_number_beside_the_adapters_is_sent_whole(x64):
+    """FedNova sends the number of its steps, 4 bytes, in a message of any rank."""
+    ranks = np.array([1, 2, 1])
+    adapters = {"kernel": models.lora.Adapter(jnp.asarray(Linear.down), jnp.asarray(Linear.up))}
+
+    def loss(adapters, examples, key):
+        merged = models.merge_adapters({"kernel": Linear.kernel}, adapters)
+        return Linear.loss(merged, examples, key)
+
+    algorithm = with_ranks(algorithms.fednova(loss, client_lr=LR), ranks)
+    state = algorithm.init(adapters, S)
+    metrics = build_round(algorithm, "vmap")(state, Linear.batch())[1]
+    expected = 8 * ranks * (M + N)
+    assert float(metrics["bytes_up"]) == (expected + 4).sum()
+    assert float(metrics["bytes_down"]) == expected.sum()
+    traffic = algorithm.traffic(adapters)
+    np.testing.assert_array_equal(traffic.of_clients(S), [expected + 4, expected])
+    rounds = {name: np.repeat(metrics[name], 2) for name in ("participants", "message_parts")}
+    assert traffic.of_rounds(rounds) == (2 * (expected + 4).sum(), 2 * expected.sum())
+
+
 def test_ranks_that_do_not_fit():
     def of(ranks, adapters=None, wrap=lambda a: a, method=algorithms.fedavg):
         algorithm = with_ranks(wrap(method(Linear.loss, client_lr=0.1)), ranks)

@@ -364,6 +364,21 @@ def test_tokens_are_drawn_as_the_logits_say():
         models.generate(apply, jnp.zeros(3), prompts, 1, temperature=2.0)
     with pytest.raises(ValueError, match="num_tokens is 0"):
         models.generate(apply, jnp.zeros(3), prompts, 0)
+    with pytest.raises(TypeError, match="key is 0; it must be a typed PRNG key"):
+        models.generate(apply, jnp.zeros(3), prompts, 1, key=0, temperature=2.0)
+
+
+def test_logits_that_are_nan_have_no_token():
+    model, params = model_and_params("llama")
+    x = tokens((2, 5), 6)
+    x[1, 2] = 10**6
+    message = r"the logits of prompt\[1\] are NaN: it has a token beyond the vocabulary, or params"
+    for how in ({}, {"key": KEY, "temperature": 1.0}):
+        with pytest.raises(ValueError, match=message):
+            models.generate(model.apply, params, x, 2, **how)
+    traced = jax.jit(lambda x: models.generate(model.apply, params, x, 2))(x)
+    np.testing.assert_array_equal(traced[:1], models.generate(model.apply, params, x[:1], 2))
+    np.testing.assert_array_equal(traced[1:], [[-1, -1]])
 
 
 def test_a_prompt_of_any_language_model():

@@ -74,6 +74,41 @@ def test_mistakes_are_named():
         models.merge_adapters({"w": jnp.ones((3, 3))}, {"conv": adapters_of()["conv"]})
     with pytest.raises(ValueError, match=r"adapters\['w'\] is for 144 x 16 numbers; the leaf has"):
         models.merge_adapters({"w": jnp.ones((3, 3))}, {"w": adapters_of()["conv"]})
+    with pytest.raises(ValueError, match=r"stacked is 'layer/\*', which matches no adapted leaf"):
+        models.init_adapters(jax.random.key(0), PARAMS, "conv", 2, stacked="layer/*")
+    with pytest.raises(ValueError, match=r"match some of dense/kernel\.$"):
+        models.init_adapters(
+            jax.random.key(0), PARAMS, "dense/kernel", 2, stacked=lambda path: path == "conv"
+        )
+
+
+@pytest.mark.parametrize("use", [models.attach_adapters, models.merge_adapters])
+def test_what_is_no_adapter_or_no_scale_is_named(use):
+    adapters = {"dense/kernel": adapters_of()["dense/kernel"]}
+    read = {path: adapter._asdict() for path, adapter in adapters.items()}
+    with pytest.raises(TypeError, match=r"'dense/kernel'\] is a dict, not an Adapter; .*like=ad"):
+        use(PARAMS, read)
+    with pytest.raises(TypeError, match=r"adapters is a list; it must be \{path: Adapter\}"):
+        use(PARAMS, list(adapters.values()))
+    for wrong in ("2", None):
+        with pytest.raises(TypeError, match=f"scale is {wrong!r}; it must be a number"):
+            use(PARAMS, adapters, scale=wrong)
+    traced = jax.jit(lambda scale: use(PARAMS, adapters, scale))(2.0)
+    jax.tree.map(np.testing.assert_array_equal, traced, use(PARAMS, adapters, 2.0))
+
+
+def test_adapters_are_attached_once_and_to_one_matrix():
+    params = {"layers": {"up": {"kernel": jnp.ones((2, 4, 5))}}, "kernel": jnp.ones((4, 5))}
+    first = adapters_of(1, "kernel", params)
+    attached = models.attach_adapters(params, first)
+    with pytest.raises(ValueError, match="'kernel', where params have an adapter already; merge"):
+        models.attach_adapters(attached, first)
+    flat = adapters_of(1, "layers/*", params)
+    with pytest.raises(ValueError, match=r"one matrix; the leaf .* \(2, 4, 5\).*pass stacked= to"):
+        models.attach_adapters(params, flat)
+    stacked = models.init_adapters(jax.random.key(0), params, "layers/*", 1, stacked="layers/*")
+    up = models.attach_adapters(attached, stacked)["layers"]["up"]
+    assert (up["adapter_down"].shape, up["adapter_up"].shape) == ((2, 4, 1), (2, 1, 5))
 
 
 @pytest.mark.methods

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_lab import models
+from fedjax_lab import data, models
 
 SMALL = {"embedding": 3, "hidden": 5, "dropout": 0.0}
 WORDS = np.random.default_rng(0).integers(0, 7, (2, 6)).astype(np.int32)
@@ -170,6 +170,19 @@ def test_gradient_reaches_every_leaf_and_the_biases_act_by_their_sum():
 def test_options_out_of_range(options, error, message):
     with pytest.raises(error, match=message):
         models.build("lstm", 7, **options)
+
+
+def test_params_may_be_of_numpy():
+    model = models.lstm(5, embedding=4, hidden=4, layers=1, dropout=0.0)
+    params = model.init(jax.random.key(0), jnp.zeros((1, 3), jnp.int32))
+    x = jnp.array([[1, 4, 2]])
+    found = model.apply(jax.tree.map(np.asarray, params), x)
+    np.testing.assert_allclose(found, model.apply(params, x), rtol=1e-6)
+    packed = data.Tokens(x, jnp.ones_like(x))
+    with pytest.raises(TypeError, match="x is Tokens, whose segments an LSTM does not keep apart"):
+        model.apply(params, packed)
+    with pytest.raises(TypeError, match="x is Tokens"):
+        models.generate(model.apply, params, packed, 2)
 
 
 def test_inputs_that_are_no_sequences_of_words():

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
-from fedjax_lab import algorithms, data
+from fedjax_lab import algorithms, data, with_frozen, with_personal
 from fedjax_lab.simulation.evaluate import build_client_evaluation
 from fedjax_lab.simulation.evaluate_personal import (
     build_personal_evaluation,
@@ -43,6 +43,43 @@ def test_fine_tuning_goes_to_the_clients_own_data(clients):
     )
     expected = (1 - 0.5**3) * np.array([2.0, -1.0, 0.0, 5.0])
     np.testing.assert_allclose(own_models(method, clients, batch_size=2), expected, rtol=1e-6)
+
+
+def test_the_frozen_weights_are_those_of_the_state(clients):
+    """The score of client i, whose own leaf is i, is the mean of x + w + i."""
+    frozen = {"w": jnp.array([0.5])}
+
+    def loss(params, examples, key, frozen):
+        return distance({"p": params["shared"] + params["own"] + frozen["w"]}, examples, key)
+
+    def build(loss_fn):
+        method = algorithms.fedavg(loss_fn, client_lr=0.1)
+        return with_personal(method, lambda path: path == "own")
+
+    algorithm = with_frozen(build, loss, frozen)
+    state = algorithm.init({"shared": jnp.zeros(1), "own": jnp.zeros(1)}, 4)
+    own = (jnp.arange(4.0)[:, None],)
+    state = state._replace(clients=state.clients._replace(personal=own))
+    expected = [2.0 + 0.5, -1 + 0.5 + 1, np.nan, 5 + 0.5 + 3]
+
+    def whole(params, examples, frozen):
+        total = examples.x + params["own"][None] + frozen["w"][None]
+        return total[:, 0], jnp.zeros(len(total))
+
+    def with_mask(params, examples, frozen, mask):
+        return whole(params, examples, frozen)
+
+    def without(params, examples, factor=1.0):
+        return whole(params, examples, {"w": params["w"]})
+
+    def merged(state, client_id):
+        return {**models(state, client_id), **state.frozen}
+
+    models = client_models(algorithm)
+    for count, model_of in ((whole, models), (with_mask, models), (without, merged)):
+        count.score = "error"
+        found = build_personal_evaluation(count, model_of, clients)(state)
+        np.testing.assert_allclose(found, expected)
 
 
 @pytest.mark.methods

@@ -277,6 +277,26 @@ def test_mistakes_are_named():
     assert isinstance(personal_first(is_bias, 1), optax.GradientTransformation)
 
 
+def test_a_client_that_is_not_there_has_no_model():
+    algorithm = with_personal(algorithms.fedavg(loss_fn, client_lr=RATE), is_bias)
+    state = algorithm.init(initial_params(), N)
+    (table,) = state.clients.personal
+    table = table.at[2].set(7)
+    state = state._replace(clients=state.clients._replace(personal=(table,)))
+    for client in (2, jnp.int32(2), np.array(2), np.int64(2)):
+        assert (np.asarray(client_params(algorithm, state, client)["b"]) == 7).all()
+    for client in (-1, N, jnp.int32(N)):
+        with pytest.raises(
+            ValueError, match=f"client_id is {client}; it must be between 0 and {N - 1}"
+        ):
+            client_params(algorithm, state, client)
+    for client in (1.5, np.array([0, 1]), "2"):
+        with pytest.raises(TypeError, match=r"client_id is .*; it must be an integer"):
+            client_params(algorithm, state, client)
+    traced = jax.jit(lambda state, i: client_params(algorithm, state, i))(state, 2)
+    np.testing.assert_array_equal(traced["b"], table[2])
+
+
 @pytest.mark.parametrize("batch_size", [4, pytest.param(1000, marks=MORE)])
 def test_each_client_is_evaluated_with_its_own_model(batch_size):
     algorithm = with_personal(algorithms.fedavg(loss_fn, client_lr=RATE), is_bias)
