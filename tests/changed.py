@@ -24,7 +24,7 @@ COVERS = {
     "tuning/__init__ wrappers/__init__",
     "test_round": "clients/costs clients/results types",
     "test_wrong_calls": "checks signatures",
-    "algorithms/test_bad_input": "clients/batch",
+    "algorithms/test_bad_input": "clients/batch clients/transforms",
     "algorithms/test_factory": "algorithms/factory algorithms/hyper algorithms/server",
     "algorithms/test_gradma": "algorithms/gradma_correction algorithms/gradma_memory",
     "algorithms/test_masks": "clients/batch clients/local",

@@ -140,6 +140,9 @@ class Gradient:
         Args:
           params: the local params before the first step.
           key: the client's key of the round.
+
+        Raises:
+          ValueError: as ``initial_state``.
         """
         return initial_state(self.transform, params, key)
 
@@ -366,6 +369,9 @@ def local_steps(
       transform: optax transformation of the direction, with weight decay at y. Its state is
         initialised in every call. None: no transformation.
       sum_directions: with a ``transform``, add up the directions that it is given.
+
+    Raises:
+      ValueError: as ``initial_state``.
     """
     sum_directions = sum_directions and transform is not None
 

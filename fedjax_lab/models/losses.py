@@ -222,6 +222,9 @@ def training_inputs(
       preprocess: (examples, key) -> examples; None: examples are not changed.
       examples: with ``x`` [B, ...] and ``y`` [B].
       key: typed PRNG key; consumed. None: the inputs of evaluation.
+
+    Raises:
+      TypeError: examples, after ``preprocess``, lack a field.
     """
     if key is None:
         return *_inputs(preprocess, examples, None), None
