@@ -94,8 +94,8 @@ def initial_state(
     """
     if transform is None:
         return ()
-    check_leaves(transform, params)
     state = transform.init(params)
+    check_leaves(transform, params, state)
     if not any(map(is_key, jax.tree.leaves(state))):
         return state
     own = jax.random.bits(fold_in(key, _TRANSFORM))

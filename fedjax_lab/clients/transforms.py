@@ -1,6 +1,5 @@
 """Which way an optax transformation turns its input: optimizers return what is to be added."""
 
-import functools
 from typing import Any
 
 import jax
@@ -15,7 +14,6 @@ _VECTOR = 64  # entries, all of which noise would hardly turn
 _OF_LEAVES = (optax.MaskedState, optax.PartitionState)
 
 
-@functools.lru_cache(maxsize=64)
 def direction(transform: Any) -> int | None:
     """Return -1 for a transformation that turns a vector round, and 1 for one that keeps its signs.
 
@@ -28,19 +26,19 @@ def direction(transform: Any) -> int | None:
     return None if found is None else found[0]
 
 
-def check_leaves(transform: optax.GradientTransformation, params: Params) -> None:
+def check_leaves(transform: optax.GradientTransformation, params: Params, state: PyTree) -> None:
     """Refuse a transformation of single leaves, such as ``optax.masked``, that turns one round.
 
     Args:
       transform: optax transformation, of which ``direction`` says nothing.
       params: of the structure that it is made for; only shapes count.
+      state: its state for them.
 
     Raises:
       ValueError: it contains an optimizer, whose updates are to be added and not descended.
     """
-    state = jax.eval_shape(transform.init, params)
     parts = jax.tree.leaves(state, is_leaf=lambda part: isinstance(part, _OF_LEAVES))
-    if direction(transform) is not None and not any(isinstance(p, _OF_LEAVES) for p in parts):
+    if not any(isinstance(p, _OF_LEAVES) for p in parts) and direction(transform) is not None:
         return
     small = jax.tree.map(lambda leaf: jnp.zeros([min(d, 2) for d in leaf.shape]), params)
     if -1 in (_directions(transform, small) or ()):
