@@ -31,7 +31,7 @@ def check_leaves(transform: optax.GradientTransformation, params: Params, state:
 
     Args:
       transform: optax transformation, of which ``direction`` says nothing.
-      params: of the structure that it is made for; only shapes count.
+      params: of the structure that it is made for; only numbers of axes count.
       state: its state for them.
 
     Raises:
@@ -40,8 +40,8 @@ def check_leaves(transform: optax.GradientTransformation, params: Params, state:
     parts = jax.tree.leaves(state, is_leaf=lambda part: isinstance(part, _OF_LEAVES))
     if not any(isinstance(p, _OF_LEAVES) for p in parts) and direction(transform) is not None:
         return
-    small = jax.tree.map(lambda leaf: jnp.zeros([min(d, 2) for d in leaf.shape]), params)
-    if -1 in (_directions(transform, small) or ()):
+    probes = jax.tree.map(lambda leaf: jnp.zeros([_VECTOR, *[2] * (leaf.ndim - 1)]), params)
+    if -1 in (_directions(transform, probes) or ()):
         raise ValueError(
             "gradient_transform or step_transform changes the sign of some leaves, as optax.adam "
             "and optax.sgd do inside optax.masked or optax.multi_transform. Clients subtract its "
