@@ -299,6 +299,7 @@ SIGNS_AND_SCHEDULES = [
         lambda: A.fedopt(loss, client_lr=0.1, server_optimizer=optax.scale_by_adam()),
         ["server_optimizer", "optax.adam(0.01)"],
     ),
+    (lambda: fedavg(step_transform=optax.lbfgs()), ["step_transform", "value_fn", "optax.lbfgs"]),
     (lambda: fedavg(client_lr=by_python), ["client_lr is by_python", "jnp.where"]),
     (lambda: fedavg(server_lr=lambda t: jnp.ones(2)), ["server_lr is", "one number"]),
     (lambda: fedavg(client_lr=lambda t: "a"), ["client_lr is", "no number"]),
@@ -313,6 +314,7 @@ RESULTS = [
     (lambda: drawn(lambda k, t: np.random.permutation(4)[:2]), ["sample_cohort", "the key"]),
     (lambda: with_client_metrics(fedavg(), **{"per_client/x": loss}), ["per_client/x"]),
     (lambda: swept(seeds=3), ["seeds is 3", "range(3)"]),
+    (lambda: tuned(validation=(X, Y)), ["validation is tuple", "FederatedArrays"]),
     (lambda: tuned(seeds=3), ["seeds is 3", "range(3)"]),
     (lambda: table(x="who", categories={"who": {"a": 0}}), ["categories['who']", "sequence"]),
     (

@@ -198,6 +198,11 @@ def _divided(
     """Return (training data, validation data, numbers of the training clients; None: all)."""
     if isinstance(validation, FederatedArrays):
         return clients, validation, None
+    if not isinstance(validation, (int, float)):
+        raise TypeError(
+            f"validation is {type(validation).__name__}; it must be a share of the training data, "
+            "or FederatedArrays, such as data.partition returns."
+        )
     if hold_out == "clients":
         seen, _ = held_out_clients(clients.num_clients, validation, seed)
         return *split_clients(clients, validation, seed), seen
