@@ -178,19 +178,6 @@ def parameter_of(function: Callable[..., Any], name: str) -> inspect.Parameter |
     return named if has_keyword else None
 
 
-def required_keywords(function: Callable[..., Any]) -> list[str]:
-    """Return the names of keyword-only parameters without a default.
-
-    Args:
-      function: any callable.
-    """
-    try:
-        parameters = inspect.signature(function).parameters.values()
-    except (TypeError, ValueError):  # some built-in functions have no signature
-        return []
-    return [p.name for p in parameters if p.kind is p.KEYWORD_ONLY and p.default is p.empty]
-
-
 def _sections(doc: str) -> dict[str, str]:
     """Return title -> text of a docstring's sections; the text before them has the title ""."""
     text, *parts = re.split(r"\n\n([A-Z]\w*):\n", doc)

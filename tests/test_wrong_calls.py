@@ -299,7 +299,7 @@ SIGNS_AND_SCHEDULES = [
         lambda: A.fedopt(loss, client_lr=0.1, server_optimizer=optax.scale_by_adam()),
         ["server_optimizer", "optax.adam(0.01)"],
     ),
-    (lambda: fedavg(step_transform=optax.lbfgs()), ["step_transform", "value_fn", "optax.lbfgs"]),
+    (lambda: run(algorithm=fedavg(step_transform=optax.lbfgs())), ["step_transform", "value_fn"]),
     (lambda: fedavg(client_lr=by_python), ["client_lr is by_python", "jnp.where"]),
     (lambda: fedavg(server_lr=lambda t: jnp.ones(2)), ["server_lr is", "one number"]),
     (lambda: fedavg(client_lr=lambda t: "a"), ["client_lr is", "no number"]),

@@ -9,7 +9,6 @@ import jax
 
 from fedjax_lab.checks import check_choice, check_number, check_scalar_or_schedule
 from fedjax_lab.clients.transforms import direction
-from fedjax_lab.signatures import required_keywords
 from fedjax_lab.types import Scalar, ScalarOrSchedule
 
 
@@ -126,7 +125,7 @@ def check_transform(name: str, transform: Any) -> None:
       transform: what was given for it.
 
     Raises:
-      TypeError: it is no transformation, or one whose update needs more than the params.
+      TypeError: it is no transformation.
       ValueError: it is an optimizer, whose updates are to be added and not descended.
     """
     if transform is None:
@@ -135,11 +134,6 @@ def check_transform(name: str, transform: Any) -> None:
         raise TypeError(
             f"{name} is {transform!r}; it must be an optax transformation, such as "
             "optax.clip_by_global_norm(10.0) or optax.scale_by_adam()."
-        )
-    if needed := required_keywords(transform.update):
-        raise TypeError(
-            f"{name} is a transformation whose update needs {', '.join(needed)}, as optax.lbfgs() "
-            "does; clients give it a direction and the params."
         )
     if direction(transform) == -1:
         raise ValueError(

@@ -50,6 +50,29 @@ def check_leaves(transform: optax.GradientTransformation, params: Params, state:
         )
 
 
+def update(
+    transform: optax.GradientTransformation, direction: PyTree, state: PyTree, params: Params
+) -> tuple[PyTree, PyTree]:
+    """Transform a client's direction; returns (direction, new state).
+
+    Args:
+      transform: optax transformation.
+      direction: of the step, in the structure of the params.
+      state: the transformation's state.
+      params: the local params.
+
+    Raises:
+      TypeError: it needs more than these, such as the loss.
+    """
+    try:
+        return transform.update(direction, state, params)
+    except TypeError as error:
+        raise TypeError(
+            "gradient_transform or step_transform cannot be used by clients, who give it a "
+            f"direction and the params: {error}"
+        ) from error
+
+
 def _directions(transform: optax.GradientTransformation, params: PyTree) -> list[int] | None:
     """Return for each leaf -1 if some step's update of it changes sign, 1 if none of them does."""
     with jax.ensure_compile_time_eval():
