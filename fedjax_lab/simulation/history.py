@@ -90,6 +90,12 @@ class History:
             self._totals["nonfinite_clients"] = 0
         self.go_on_from(rows)
 
+    @property
+    def is_without_steps(self) -> bool:
+        """Whether no client has taken a step, though none was left out as not finite."""
+        last = self.rows[-1] if self.rows else {}
+        return last.get("gradients") == 0 and not last.get("nonfinite_clients")
+
     def go_on_from(self, rows: Sequence[Row]) -> None:
         """Begin with the rows of earlier calls, from whose totals the new rows count on.
 

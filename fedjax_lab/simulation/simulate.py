@@ -242,7 +242,7 @@ def simulate(
         if not run_progress.diverged:
             run_log.checkpoint(run_progress.round, chunks, history.rows, last=True)
         processes.together(lambda: run_log.summarise(**run_progress.summary()))
-        if history.rows and not history.rows[-1]["gradients"]:
+        if history.is_without_steps and run_progress.stopped is None:
             warn("no client took a local step in this run; the model is the initial one.")
     if stop.is_set() or run_progress.stopped == "interrupt":
         end_later_runs(stop.signal, this_call)

@@ -129,6 +129,7 @@ def test_rows_on_the_host_go_on_from_a_checkpoint(tmp_path):
 
 
 @pytest.mark.methods
+@pytest.mark.filterwarnings("ignore:no client took a local step")
 def test_where_nobody_comes_nothing_is_kept_nor_lost(tmp_path):
     settings = {"client_store": "host", "client_map": "scan", "times": NOBODY, "run_dir": tmp_path}
     settings |= {"cohort_size": 2, "local_steps": 1, "eval_every": 1}
