@@ -105,17 +105,26 @@ def check_choice(argument: str, value: str, choices: Iterable[str]) -> str:
     raise ValueError(f"{argument} is {value!r}; it must be one of {', '.join(names)}.{hint}")
 
 
-def did_you_mean(name: str, names: Iterable[str], synonyms: Iterable[str] = ()) -> str:
-    """Return a hint with the nearest names, or an empty text.
+def nearest(name: str, names: Iterable[str], synonyms: Iterable[str] = ()) -> list[str]:
+    """Return the known names that were probably meant: those of the same meaning, or alike.
 
     Args:
       name: the given name.
       names: the known names.
-      synonyms: names with the same meaning; those that are known come before names that look alike.
+      synonyms: names with the same meaning.
     """
     known = list(names)
-    near = [other for other in synonyms if other in known]
-    near = near or difflib.get_close_matches(name, known, n=3, cutoff=0.5)
+    same = [other for other in synonyms if other in known]
+    return same or difflib.get_close_matches(name, known, n=3, cutoff=0.5)
+
+
+def did_you_mean(name: str, names: Iterable[str], synonyms: Iterable[str] = ()) -> str:
+    """Return a hint with the nearest names, or an empty text.
+
+    Args:
+      name, names, synonyms: as in ``nearest``.
+    """
+    near = nearest(name, names, synonyms)
     return f" Did you mean {' or '.join(map(repr, near))}?" if near else ""
 
 

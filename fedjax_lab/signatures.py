@@ -4,13 +4,14 @@ A function takes them as ``**options: Unpack[Options]``, where ``Options`` is a 
 docstring describes each of them under ``Attributes``.
 """
 
-import difflib
 import functools
 import inspect
 import re
 import textwrap
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar, get_type_hints
+
+from fedjax_lab.checks import nearest
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -122,8 +123,7 @@ def unknown(function: str, name: str, allowed: Iterable[str], hint: str | None =
       hint: text to use in place of the nearest name.
     """
     names = list(allowed)
-    near = [known for known in SYNONYMS.get(name, ()) if known in names]
-    near = near or difflib.get_close_matches(name, names, n=2)
+    near = nearest(name, names, SYNONYMS.get(name, ()))
     if hint is None and near:
         hint = f"did you mean {' or '.join(map(repr, near))}?"
     return TypeError(
@@ -176,6 +176,25 @@ def parameter_of(function: Callable[..., Any], name: str) -> inspect.Parameter |
         named.KEYWORD_ONLY,
     )
     return named if has_keyword else None
+
+
+def other_arguments(function: Callable[..., Any], count: int, *named: str) -> str | None:
+    """Return the arguments of a function that cannot be called as it will be; None if it can.
+
+    Args:
+      function: any callable.
+      count: number of positional arguments.
+      *named: keywords.
+    """
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # some built-in functions have none
+        return None
+    try:
+        signature.bind(*[None] * count, **dict.fromkeys(named))
+    except TypeError:
+        return ", ".join(str(p).partition(":")[0] for p in signature.parameters.values())
+    return None
 
 
 def _sections(doc: str) -> dict[str, str]:

@@ -288,7 +288,10 @@ DATA = [
     (lambda: models.build("mlp", 10, width=3), ["width", "hidden"]),
     (lambda: models.classification_loss(MODEL), ["apply is a Model", "model.apply"]),
     (lambda: models.classification_loss(nn.Dense(3).apply), ["Dense", "models.from_linen"]),
-    (lambda: models.accuracy_counts(lambda params, x: x), ["apply is", "(params, x, key)"]),
+    (
+        lambda: models.accuracy_counts(lambda params, x: x),
+        ["apply takes (params, x)", "(params, x, key)"],
+    ),
     (lambda: models.from_linen(3), ["module is 3", "flax.linen.Module"]),
 ]
 

@@ -44,6 +44,7 @@ from fedjax_lab.signatures import (
     SYNONYMS,
     complete_doc,
     described,
+    other_arguments,
     parameter_of,
     show,
     spell_out,
@@ -333,25 +334,12 @@ def _check_loss(method: str, given: Any) -> None:
             "examples, key) -> losses [B]: models.classification_loss(model.apply) makes one of a "
             "model, models.regression_loss(model.apply) one of numbers."
         )
-    if found := _other_arguments(given):
+    named = (name for name in ("mask", "constants") if parameter_of(given, name))
+    if found := other_arguments(given, 3, *named):
         raise TypeError(
             f"loss_fn of {method} takes ({found}); it must take (params, examples, key), and may "
             "name further arguments mask and constants."
         )
-
-
-def _other_arguments(loss_fn: Callable[..., Any]) -> str | None:
-    """Return the arguments of a function that cannot be called as a loss; None if it can."""
-    try:
-        signature = inspect.signature(loss_fn)
-    except (TypeError, ValueError):  # some built-in functions have none
-        return None
-    named = {name: None for name in ("mask", "constants") if parameter_of(loss_fn, name)}
-    try:
-        signature.bind(None, None, None, **named)
-    except TypeError:
-        return ", ".join(str(p).partition(":")[0] for p in signature.parameters.values())
-    return None
 
 
 def _is_network(given: Any) -> bool:

@@ -78,29 +78,19 @@ def is_divided(size: int, devices: int) -> bool:
 
 
 def _sum_large(leaf: jax.Array, axis: str, devices: int) -> jax.Array:
-    """Sum a leaf in shares of its rows, or of its longest axis, so that its layout need not change.
-
-    The rows are those of a matrix whose columns are the last axis of the leaf.
-    """
-    shape = leaf.shape
-    if held_layout() is None:  # else joined axes would gather the parts of a divided model
-        leaf = leaf.reshape(-1, shape[-1])
-    has_even_rows = leaf.shape[0] % devices == 0
-    along = 0 if has_even_rows else max(range(leaf.ndim), key=lambda i: leaf.shape[i])
+    """Sum a leaf in shares of its longest axis, so that its layout need not change."""
+    along = max(range(leaf.ndim), key=lambda i: leaf.shape[i])
     length = leaf.shape[along]
     share = -(-length // devices)
     padding = [(0, share * devices - length if i == along else 0) for i in range(leaf.ndim)]
-    split = (*leaf.shape[:along], devices, share, *leaf.shape[along + 1 :])
-    shares = jnp.pad(leaf, padding).reshape(split)
-    mine = _added(jax.lax.all_to_all(shares, axis, split_axis=along, concat_axis=0))
+    shape = (*leaf.shape[:along], devices, share, *leaf.shape[along + 1 :])
+    shares = jnp.pad(leaf, padding).reshape(shape)
+    mine = jax.lax.all_to_all(shares, axis, split_axis=along, concat_axis=0).sum(0)
     whole = jax.lax.all_gather(mine, axis, axis=along, tiled=True)
-    return jax.lax.slice_in_dim(whole, 0, length, axis=along).reshape(shape)
+    return jax.lax.slice_in_dim(whole, 0, length, axis=along)
 
 
 def _sum_small(array: jax.Array, axis: str) -> jax.Array:
-    return _added(jax.lax.all_gather(array, axis))
-
-
-def _added(rows: jax.Array) -> jax.Array:
+    rows = jax.lax.all_gather(array, axis)
     # Written out, since XLA for CPU is slow at sums over a leading axis.
     return functools.reduce(jnp.add, rows) if len(rows) <= _FEW else rows.sum(0)

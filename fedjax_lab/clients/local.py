@@ -19,7 +19,7 @@ from fedjax_lab.clients.batch_statistics import warn_of_batch_statistics
 from fedjax_lab.clients.example_clipping import clipped_gradient
 from fedjax_lab.clients.metrics import Measures, apply_loss, with_constants
 from fedjax_lab.clients.resident import gather
-from fedjax_lab.clients.transforms import check_leaves, update
+from fedjax_lab.clients.transforms import check_leaves, transformed
 from fedjax_lab.descriptions import clip_norm_of
 from fedjax_lab.machine.keys import compact, fold_in, is_key
 from fedjax_lab.machine.trace_once import trace_once
@@ -193,7 +193,7 @@ class Gradient:
         if self.transform is None:
             return grads, report
         report = _count_clipped(self.transform, grads, report)
-        grads, state = update(self.transform, grads, report.transform_state, params)
+        grads, state = transformed(self.transform, grads, report.transform_state, params)
         return grads, report._replace(transform_state=state)
 
     def full(self, params: Params, batch: ClientBatch) -> PyTree:
@@ -383,7 +383,7 @@ def local_steps(
         before = descent
         if transform is not None:
             report = _count_clipped(transform, descent, report)
-            descent, descent_state = update(transform, descent, descent_state, y)
+            descent, descent_state = transformed(transform, descent, descent_state, y)
         rate = lr(taken_before, batch.num_steps) if callable(lr) else lr
         rate = jnp.asarray(rate, report.loss.dtype)
         if sum_directions:

@@ -1,4 +1,7 @@
-"""Which way an optax transformation turns its input: optimizers return what is to be added."""
+"""Optax transformations of a client's direction: which way they turn it, and their step.
+
+Optimizers return what is to be added, and clients subtract.
+"""
 
 from typing import Any
 
@@ -50,14 +53,14 @@ def check_leaves(transform: optax.GradientTransformation, params: Params, state:
         )
 
 
-def update(
-    transform: optax.GradientTransformation, direction: PyTree, state: PyTree, params: Params
+def transformed(
+    transform: optax.GradientTransformation, grads: PyTree, state: PyTree, params: Params
 ) -> tuple[PyTree, PyTree]:
-    """Transform a client's direction; returns (direction, new state).
+    """Transform a client's gradient or direction; returns (the result, new state).
 
     Args:
       transform: optax transformation.
-      direction: of the step, in the structure of the params.
+      grads: in the structure of the params.
       state: the transformation's state.
       params: the local params.
 
@@ -65,7 +68,7 @@ def update(
       TypeError: it needs more than these, such as the loss.
     """
     try:
-        return transform.update(direction, state, params)
+        return transform.update(grads, state, params)
     except TypeError as error:
         raise TypeError(
             "gradient_transform or step_transform cannot be used by clients, who give it a "

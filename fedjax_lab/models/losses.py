@@ -7,7 +7,6 @@ training loss takes ``mask`` bool [B], which examples are real (None: all), and 
 model that has this argument.
 """
 
-import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -18,7 +17,7 @@ import jax.numpy as jnp
 from fedjax_lab.machine.keys import compact, plain
 from fedjax_lab.models.base import Apply, Model, with_mask
 from fedjax_lab.models.label_checks import mark_labels
-from fedjax_lab.signatures import parameter_of
+from fedjax_lab.signatures import other_arguments, parameter_of
 from fedjax_lab.tree import widen
 from fedjax_lab.types import Key, LossFn, Params, PyTree
 
@@ -346,23 +345,13 @@ def check_functions(apply: Any, preprocess: Any) -> None:
             f"apply is the apply of {type(module).__name__}, which would take the key for another "
             "argument of the module's call; use models.from_linen(module).apply."
         )
-    if not _takes_three(apply):
+    if found := other_arguments(apply, 3):
         raise TypeError(
-            f"apply is {getattr(apply, '__name__', repr(apply))}{inspect.signature(apply)}; it is "
-            "called with (params, x, key). A model that draws nothing takes a key and ignores it."
+            f"apply takes ({found}); it is called with (params, x, key). A model that draws "
+            "nothing takes a key and ignores it."
         )
     if preprocess is not None and not callable(preprocess):
         raise TypeError(
             f"preprocess is {preprocess!r}; it must be None or a function (examples, key) -> "
             "examples."
         )
-
-
-def _takes_three(function: Callable[..., Any]) -> bool:
-    try:
-        inspect.signature(function).bind(None, None, None)
-    except TypeError:
-        return False
-    except ValueError:  # some built-in functions have no signature
-        pass
-    return True

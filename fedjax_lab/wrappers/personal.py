@@ -6,7 +6,6 @@ train only the head, then only the body (``personal_first``).
 """
 
 import dataclasses
-import inspect
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -21,7 +20,7 @@ from fedjax_lab.clients.leaves import one_after_the_other, paths_of
 from fedjax_lab.clients.local import LOCAL_PARAMS
 from fedjax_lab.clients.store import one_row_per_client
 from fedjax_lab.round import Algorithm, Phase
-from fedjax_lab.signatures import suggest_keywords
+from fedjax_lab.signatures import other_arguments, suggest_keywords
 from fedjax_lab.types import FedState, Params, Personal, PyTree
 from fedjax_lab.wrappers.base import State, Wrapper
 
@@ -64,12 +63,8 @@ def _check_predicate(is_personal: Any) -> None:
     allowed = "it must be a function of a leaf's path, such as lambda path: path.startswith('head')"
     if not callable(is_personal):
         raise TypeError(f"is_personal is {is_personal!r}; {allowed}.")
-    try:
-        inspect.signature(is_personal).bind("path")
-    except TypeError as error:
-        raise TypeError(f"is_personal takes other arguments ({error}); {allowed}.") from None
-    except ValueError:  # some built-in functions have no signature
-        return
+    if found := other_arguments(is_personal, 1):
+        raise TypeError(f"is_personal takes ({found}); {allowed}.")
 
 
 @suggest_keywords
