@@ -4,6 +4,7 @@ Finished cells are stored in ``experiments/natural/results.json``, ``methods.jso
 ``published.json``, and not run again. The texts are downloaded to ``runs/shakespeare``, once.
 
     python -m experiments.natural [--folder FOLDER] [--part divisions | methods | published]
+    python -m experiments.natural --part methods --cells gradma fedswa --seeds 11 ... 20
     python -m experiments.natural --smoke --folder FOLDER    # a few rounds, which stores nothing
     python -m experiments.natural --report                   # write the page from what is stored
 """
@@ -31,6 +32,8 @@ def main(arguments=None):
     )
     parser.add_argument("--folder", type=Path, default=Path("runs/shakespeare"))
     parser.add_argument("--part", choices=tuple(FILES), help="run this part alone")
+    parser.add_argument("--cells", nargs="+", metavar="C", help="of a part; all by default")
+    parser.add_argument("--seeds", nargs="+", type=int, default=SEEDS, help="of the final runs")
     parser.add_argument("--smoke", action="store_true")
     parser.add_argument("--report", action="store_true", help="run nothing")
     given = parser.parse_args(arguments)
@@ -52,16 +55,16 @@ def run(part, kept, given):
       kept: {part: {name: cell}}, which is filled.
       given: the command's arguments.
     """
-    scale, seeds = (SMOKE, SEEDS[:1]) if given.smoke else (Scale(), SEEDS)
+    scale, seeds = (SMOKE, SEEDS[:1]) if given.smoke else (Scale(), given.seeds)
     if part == "divisions":
-        finished = cells(given.folder, scale, kept[part], seeds)
+        finished = cells(given.folder, scale, kept[part], seeds, given.cells)
     elif part == "published" and given.smoke:
         finished = published_cells(given.folder, SMOKE, {}, None, names=("fedavg",))
     elif part == "published":
         finished = published_cells(given.folder, PUBLISHED, kept[part], RUNS)
     else:
         rate = kept["divisions"][ROLES]["client_lr"]
-        names = ("fedadam", "gradma") if given.smoke else tuple(METHODS)
+        names = ("fedadam", "gradma") if given.smoke else given.cells or tuple(METHODS)
         finished = method_cells(given.folder, scale, kept[part], rate, names=names, seeds=seeds)
     for name, cell in finished:
         last = [values[-1] for values in cell["accuracy"].values()]

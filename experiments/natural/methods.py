@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from experiments.natural.runs import SEEDS, TUNING_SEED, pooled, train
+from experiments.natural.runs import SEEDS, TUNING_SEED, pooled, train, with_runs
 from experiments.studies.verdicts import CONTRADICTED, SHOWS, UNDECIDED, ahead
 from fedjax_lab import data
 from fedjax_lab.estimates import estimate
@@ -112,12 +112,12 @@ def tune(clients, method, name, scale, base_rate):
 
 
 def cells(folder, scale, kept, base_rate, *, names=tuple(METHODS), seeds=SEEDS):
-    """Run the methods that ``kept`` has not; yields (name, measurement).
+    """Run what ``kept`` has not; yields (name, measurement) after each run.
 
     Args:
       folder: with the texts.
       scale: a ``Scale``.
-      kept: {name: measurement} of methods that are finished.
+      kept: {name: measurement} of methods, which may lack runs.
       base_rate: FedAvg's best client learning rate.
       names: the methods.
       seeds: of the final runs.
@@ -125,28 +125,21 @@ def cells(folder, scale, kept, base_rate, *, names=tuple(METHODS), seeds=SEEDS):
     clients, test = data.load_federated("shakespeare", folder)
     scored = pooled(test, scale.num_scored)
     for name in names:
-        if name in kept:
-            continue
         method = METHODS[name]
-        tried = tune(clients, method, name, scale, base_rate)
-        options = at(best_of(tried), method.fixed)
-        runs, took = {}, []
-        for seed in seeds:
+        if name in kept:
+            cell = kept[name]
+            options = at((cell["client_lr"], cell.get("server_lr")), method.fixed)
+        else:
+            tried = tune(clients, method, name, scale, base_rate)
+            options = at(best_of(tried), method.fixed)
+            cell = {**options, "tried": [[*point, value] for point, value in tried.items()]}
+
+        def run(seed, name=name, options=options):
             how = {"local_epochs": 1, "seed": seed, "rounds": scale.rounds}
-            rounds, runs[str(seed)], seconds = train(
-                clients, scored, scale, method=name, **how, **options
-            )
-            took.append(seconds)
-        yield (
-            name,
-            {
-                **options,
-                "tried": [[*point, value] for point, value in tried.items()],
-                "rounds": rounds,
-                "accuracy": runs,
-                "seconds": float(np.mean(took)),
-            },
-        )
+            return train(clients, scored, scale, method=name, **how, **options)
+
+        for finished in with_runs(cell, seeds, run):
+            yield name, finished
 
 
 def ends(cell: Mapping[str, Any]) -> dict[str, float]:
@@ -162,10 +155,10 @@ def against(cell: Mapping[str, Any], other: Mapping[str, Any]) -> Any:
     """Return the estimate of the paired difference of the ends of two methods, in points.
 
     Args:
-      cell, other: measurements with the same seeds.
+      cell, other: measurements, of which the seeds that both have count.
     """
     first, second = ends(cell), ends(other)
-    return estimate([first[seed] - second[seed] for seed in second])
+    return estimate([first[seed] - second[seed] for seed in second if seed in first])
 
 
 def decide(difference: Any) -> str:

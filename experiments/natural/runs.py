@@ -133,44 +133,59 @@ def tune(clients, division, scale, local_epochs):
     return scores
 
 
-def cells(folder, scale, kept, seeds=SEEDS):
-    """Run what ``kept`` has not; yields (name of a cell, its measurement).
+def with_runs(cell, seeds, run):
+    """Yield a cell anew after each final run that it lacks.
+
+    Args:
+      cell: what tuning chose, or a stored measurement.
+      seeds: of the final runs.
+      run: seed -> (rounds of the evaluations, accuracies, seconds).
+    """
+    for seed in seeds:
+        done = cell.get("accuracy", {})
+        if str(seed) in done:
+            continue
+        rounds, accuracies, seconds = run(seed)
+        mean = (cell.get("seconds", 0.0) * len(done) + seconds) / (len(done) + 1)
+        done = {**done, str(seed): accuracies}
+        cell = {**cell, "rounds": rounds, "accuracy": done, "seconds": mean}
+        yield cell
+
+
+def cells(folder, scale, kept, seeds=SEEDS, names=None):
+    """Run what ``kept`` has not; yields (name of a cell, its measurement) after each run.
 
     Args:
       folder: with the texts.
       scale: a ``Scale``.
-      kept: {name: measurement} of cells that are finished.
+      kept: {name: measurement} of cells, which may lack runs.
       seeds: of the final runs.
+      names: the cells; None: all.
     """
     clients, test = data.load_federated("shakespeare", folder)
     scored = pooled(test, scale.num_scored)
     for local_epochs in scale.local_epochs:
         for division in DIVISIONS:
             name = f"{division}, E = {local_epochs}"
-            if name in kept:
+            if names is not None and name not in names:
                 continue
-            if division == CONTROL:  # only the texts differ
-                tried, best = {}, kept[f"roles, E = {local_epochs}"]["client_lr"]
+            if name in kept:
+                cell = kept[name]
+            elif division == CONTROL:  # only the texts differ
+                cell = {"client_lr": kept[f"roles, E = {local_epochs}"]["client_lr"], "tried": {}}
             else:
                 tried = tune(clients, division, scale, local_epochs)
                 best = max(tried, key=lambda rate: (np.isfinite(tried[rate]), tried[rate]))
-            runs = {}
-            for seed in seeds:
+                shown = {f"{rate:.3g}": score for rate, score in tried.items()}
+                cell = {"client_lr": best, "tried": shown}
+            how = {"client_lr": cell["client_lr"], "local_epochs": local_epochs}
+
+            def run(seed, division=division, how=how):
                 federation = divided(clients, division, seed)
-                how = {"client_lr": best, "local_epochs": local_epochs, "seed": seed}
-                rounds, runs[str(seed)], seconds = train(
-                    federation, scored, scale, **how, rounds=scale.rounds
-                )
-            yield (
-                name,
-                {
-                    "client_lr": best,
-                    "tried": {f"{rate:.3g}": score for rate, score in tried.items()},
-                    "rounds": rounds,
-                    "accuracy": runs,
-                    "seconds": seconds,
-                },
-            )
+                return train(federation, scored, scale, **how, seed=seed, rounds=scale.rounds)
+
+            for finished in with_runs(cell, seeds, run):
+                yield name, finished
 
 
 def rounds_to(cell: Mapping[str, Any], target: float) -> dict[str, float]:
@@ -197,9 +212,10 @@ def verdict(
     roles, random = (kept[f"{division}, E = {local_epochs}"] for division in ("roles", other))
     for target in reversed(TARGETS):
         few, many = rounds_to(roles, target), rounds_to(random, target)
-        if not np.isfinite([*few.values(), *many.values()]).all():
+        seeds = [seed for seed in few if seed in many]
+        if not np.isfinite([(few[seed], many[seed]) for seed in seeds]).all():
             continue
-        difference = estimate([many[seed] - few[seed] for seed in few])
+        difference = estimate([many[seed] - few[seed] for seed in seeds])
         width = np.inf if difference.half_width is None else difference.half_width
         if abs(difference.mean) <= width:
             return "undecided", target, difference

@@ -78,13 +78,13 @@ def list_runs(settings: RunConfig, lists: Lists, seeds: Sequence[int] = ()) -> l
     """
     check_lists(lists)
     methods = lists.get("algorithm", (settings.method.algorithm,))
-    _check_options(settings.method.option, methods)
+    check_options(settings.method.option, methods)
     # Runs that differ in the last names only share a traced method.
     names = sorted(lists, key=lambda name: name == "partition")
     parent, configs = settings.output.run_dir, []
     for values in itertools.product(*(lists[name] for name in names)):
         one = settings.replace(**dict(zip(names, values, strict=True)))
-        one = one.replace(option=_options_of(one.method.option, one.method.algorithm, methods))
+        one = one.replace(option=options_of(one.method.option, one.method.algorithm, methods))
         for seed in check_seeds(seeds) if seeds else (settings.rounds.seed,):
             config = one.replace(seed=seed)
             if names:
@@ -119,8 +119,16 @@ def check_lists(lists: Lists) -> None:
             raise ValueError(f"{name} is {list(values)}; it has a value twice.")
 
 
-def _check_options(texts: Sequence[str], methods: Sequence[str]) -> None:
-    """Check that all methods have the options that are given to all of them."""
+def check_options(texts: Sequence[str], methods: Sequence[str]) -> None:
+    """Check that all methods have the options that are given to all of them.
+
+    Args:
+      texts: NAME=VALUE of all methods, METHOD.NAME=VALUE of one.
+      methods: their names.
+
+    Raises:
+      ValueError: a method lacks an option, or is none of these.
+    """
     for text in texts:
         name = text.partition("=")[0].strip()
         if not any(name.startswith(f"{method}.") for method in methods) and "." in name:
@@ -140,8 +148,14 @@ def _check_options(texts: Sequence[str], methods: Sequence[str]) -> None:
             )
 
 
-def _options_of(texts: Sequence[str], method: str, methods: Sequence[str]) -> tuple[str, ...]:
-    """Return the options of one method: NAME=VALUE of all, METHOD.NAME=VALUE of its own."""
+def options_of(texts: Sequence[str], method: str, methods: Sequence[str]) -> tuple[str, ...]:
+    """Return the options of one method.
+
+    Args:
+      texts: NAME=VALUE of all methods, METHOD.NAME=VALUE of one.
+      method: its name.
+      methods: all names.
+    """
     own = [text.strip() for text in texts]
     others = tuple(f"{name}." for name in methods if name != method)
     return tuple(

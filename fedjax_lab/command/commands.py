@@ -15,7 +15,14 @@ from typing import Annotated, Any, Literal, get_args, get_type_hints
 
 import tyro
 
-from fedjax_lab.command.combinations import LISTED, Lists, check_lists, read_runs
+from fedjax_lab.command.combinations import (
+    LISTED,
+    Lists,
+    check_lists,
+    check_options,
+    options_of,
+    read_runs,
+)
 from fedjax_lab.command.config import RunConfig
 from fedjax_lab.command.options import parse_options
 from fedjax_lab.command.settings import DEFAULTS, GROUPS, HINTS, OutputSettings
@@ -438,24 +445,31 @@ def _check_run(command: RunCommand, file: RunConfig) -> None:
 
 def _check_varied(name: str, command: Any, file: RunConfig) -> None:
     """Check that no flag gives one value of what --point or --space gives all values of."""
-    settings = command.settings
+    methods: tuple[str, ...] = (command.settings.method.algorithm,)
     if name == "sweep":
-        flag, texts = "--point", [command.point]
+        flag, texts = "--point", command.point
     else:
-        flag, methods = "--space", command.methods or (settings.method.algorithm,)
-        texts = [[text.removeprefix(f"{method}.") for text in command.space] for method in methods]
-    names = set.intersection(*({t.partition("=")[0].strip() for t in some} for some in texts))
-    now, before = (
-        {**config.settings(), **{f"option {n}": v for n, v in options.items()}}
-        for config in (settings, file)
-        for options in [parse_options(config.method.option)]
-    )
-    for setting, value in now.items():
-        if setting.removeprefix("option ") in names and value != before.get(setting):
-            raise ValueError(
-                f"{setting} is {value!r}, and {flag} varies it: `fedjax-lab {name}` uses the "
-                f"values of {flag} alone; omit one of them."
-            )
+        flag, texts, methods = "--space", command.space, command.methods or methods
+        check_options(command.settings.method.option, methods)
+    given = []  # (settings and options of a method, those of the file, varied)
+    for method in methods:
+        now, before = (
+            {**config.settings(), **{f"option {n}": v for n, v in parse_options(own).items()}}
+            for config in (command.settings, file)
+            for own in [options_of(config.method.option, method, methods)]
+        )
+        own_texts = (text.removeprefix(f"{method}.") for text in texts)
+        given.append((now, before, {text.partition("=")[0].strip() for text in own_texts}))
+    varied_by_all = set.intersection(*(varied for *_, varied in given))
+    for now, before, varied in given:
+        for setting, value in now.items():
+            option = setting.removeprefix("option ")
+            is_varied = option in (varied_by_all if setting == option else varied)
+            if is_varied and value != before.get(setting):
+                raise ValueError(
+                    f"{setting} is {value!r}, and {flag} varies it: `fedjax-lab {name}` uses the "
+                    f"values of {flag} alone; omit one of them."
+                )
 
 
 _WITH_SETTINGS: dict[str, Any] = {

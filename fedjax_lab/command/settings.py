@@ -71,7 +71,8 @@ class MethodSettings:
     """Method, such as fedavg, scaffold or gradma, or a factory of your own, package.module:name."""
 
     option: Repeated = ()
-    """Hyperparameter of the method as name=value; `fedjax-lab algorithms` lists them."""
+    """Hyperparameter of the method as name=value; `fedjax-lab algorithms` lists them. With several
+    methods, METHOD.name=value is of one."""
 
     client_lr: Annotated[float, NotNegative] = 0.1
     """Learning rate of the local steps."""

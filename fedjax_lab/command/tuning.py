@@ -7,6 +7,7 @@ from typing import Any
 import jax
 
 from fedjax_lab.checks import check_choice
+from fedjax_lab.command.combinations import options_of
 from fedjax_lab.command.commands import PROG, TuneCommand
 from fedjax_lab.command.config import RunConfig
 from fedjax_lab.command.factories import check_known
@@ -116,10 +117,12 @@ def _tune(command: TuneCommand, spaces: dict[str, dict[str, Any]]) -> SearchResu
     from fedjax_lab.command.runner import build
     from fedjax_lab.tuning.tune import tune
 
-    setups = {}
+    setups: dict[str, Any] = {}
+    options, methods = command.settings.method.option, tuple(spaces)
     for name, space in spaces.items():
         first = {key: value[0] for key, value in space.items()}
-        config = at_point(command.settings.replace(algorithm=name), first).resolve()
+        own = {"algorithm": name, "option": options_of(options, name, methods)}
+        config = at_point(command.settings.replace(**own), first).resolve()
         setups[name] = build(config)
     some = next(iter(setups.values()))
     measure = getattr(some.count_fn, "score", "accuracy")

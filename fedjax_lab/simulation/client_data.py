@@ -70,7 +70,7 @@ class ClientData:
             yield start, min(self.longest, first + length - start)
 
     def take(self, first: int, length: int) -> FederatedArrays:
-        """Return the data of some rounds; the next ones are fetched while these run.
+        """Return the data of some rounds; from ``ran`` on, the next ones are fetched.
 
         Args:
           first: number of the first round.
@@ -152,6 +152,7 @@ class StreamedClientData(ClientData):
         self._x64 = jax.dtypes.canonicalize_dtype(np.float64) == np.float64
         self._draw = jax.jit(_drawing(schedule), static_argnames="length")
         self._worker = ThreadPoolExecutor(1, "stream")
+        self._next: tuple[tuple[int, int], jax.Array] | None = None  # drawn, not yet fetched
         self._ahead: tuple[tuple[int, int], Future] | None = None
         self._last: Metrics = {}
         self._broken: str | None = None  # examples that are not finite, to be told of once
@@ -193,7 +194,7 @@ class StreamedClientData(ClientData):
         else:
             self._forget()
             clients = self._fetch(self._drawn(first, length), self._last)
-        self._first = self._ahead = None
+        self._first = self._ahead = self._next = None
         if self._broken is not None and not self._warned:
             self._warned = True
             warnings.warn(self._broken, UserWarning, stacklevel=5)
@@ -204,8 +205,7 @@ class StreamedClientData(ClientData):
         if after < self._rounds:
             chunk = min(self._every - after % self._every, self._rounds - after)
             piece = after, min(self.longest, chunk)
-            future = self._worker.submit(self._fetch, self._drawn(*piece), self._last)
-            self._ahead = piece, future
+            self._next = piece, self._drawn(*piece)
         return clients
 
     def ran(self, metrics: Metrics) -> None:
@@ -214,6 +214,10 @@ class StreamedClientData(ClientData):
         Args:
           metrics: of the rounds on what ``take`` gave last.
         """
+        if self._next is not None:  # by now, nothing refers to the chunk before that one
+            piece, drawn = self._next
+            self._ahead = piece, self._worker.submit(self._fetch, drawn, self._last)
+            self._next = None
         self._last = metrics
 
     def content(self) -> str:

@@ -72,7 +72,8 @@ class Hooks:
 class CsvLogger:
     """Hook that writes a CSV file with a header; numbers that are not finite are empty cells.
 
-    Each call of ``simulate`` writes a new file, which is complete for a resumed run, too.
+    An array has a column for each number, such as ``loss/0`` and ``loss/1``. Each call of
+    ``simulate`` writes a new file, which is complete for a resumed run, too.
 
     Args:
       path: the file; its folder is created.
@@ -88,17 +89,16 @@ class CsvLogger:
         Raises:
           ValueError: the row has a column that the first row does not have.
         """
-        is_first = not self._columns
+        is_first, flat = not self._columns, flattened(row)
         if is_first:
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            self._columns = list(row)
-        if is_first:
+            self._columns = list(flat)
             new_file(self._path).close()
         with self._path.open("a", encoding="utf-8", newline="") as file:
             writer = csv.DictWriter(file, self._columns)
             if is_first:
                 writer.writeheader()
-            writer.writerow({name: value for name, value in row.items() if _is_finite(value)})
+            writer.writerow({name: value for name, value in flat.items() if _is_finite(value)})
 
     def close(self) -> None:
         """Do nothing, because the file is closed after each row."""
@@ -128,7 +128,7 @@ class TensorBoardLogger:
             for file in self._folder.glob(f"events.out.tfevents.*{_TENSORBOARD_SUFFIX}"):
                 file.unlink()
             self._writer = self._writer_type(str(self._folder), filename_suffix=_TENSORBOARD_SUFFIX)
-        for name, value in row.items():
+        for name, value in flattened(row).items():
             if name != "round" and _is_finite(value):
                 self._writer.add_scalar(name, value, row["round"])
         self._writer.flush()
@@ -162,7 +162,8 @@ class WandbLogger:
         if self._run is None:
             self._run = self._wandb.init(**self._settings, **self._place())
         if row["round"] >= self._run.step:  # the next step that it takes
-            values = {name: v for name, v in row.items() if name != "round" and _is_finite(v)}
+            flat = flattened(row)
+            values = {name: v for name, v in flat.items() if name != "round" and _is_finite(v)}
             self._run.log(values, step=row["round"], commit=True)
 
     def _place(self) -> dict[str, Any]:
@@ -209,8 +210,23 @@ def build_loggers(names: Iterable[str], path: Path, record: Mapping[str, Any]) -
     ]
 
 
+def flattened(row: Row) -> dict[str, Any]:
+    """Return a row in which an array has an entry for each number, as in ``loss/0``.
+
+    Args:
+      row: of a history; an array is a list, or a list of lists.
+    """
+    flat: dict[str, Any] = {}
+    for name, value in row.items():
+        if isinstance(value, list):
+            flat |= flattened({f"{name}/{place}": each for place, each in enumerate(value)})
+        else:
+            flat[name] = value
+    return flat
+
+
 def _is_finite(value: Any) -> bool:
-    return isinstance(value, numbers.Real) and math.isfinite(value)  # no array of clients
+    return isinstance(value, numbers.Real) and math.isfinite(value)
 
 
 def _imported(package: str, extra: str) -> Any:

@@ -52,6 +52,31 @@ def test_a_range_is_given_once_and_that_of_a_method_counts():
             tuning.space_of([*texts, *twice], "scaffold", methods)
 
 
+def test_an_option_can_be_of_one_method(monkeypatch):
+    from fedjax_lab.tuning import tune as module
+
+    built = []
+
+    def build(config):
+        built.append((config.method.algorithm, config.method.option))
+        return SimpleNamespace(vary=None, params=None, clients=None, count_fn=None)
+
+    monkeypatch.setattr(runner, "build", build)
+    monkeypatch.setattr(module, "tune", lambda *arguments, **named: None)
+    spaces = {name: {"client_lr": [0.1]} for name in ("fedavg", "fafed")}
+    line = ["tune", "--algorithm", *spaces, "--space", "client_lr=0.1"]
+    own = ["fafed.momentum=0.5", "fafed.second_moment_decay=0.9"]
+    tuning._tune(parse([*line, "--option", own[0], "--option", own[1]]), spaces)
+    assert dict(built) == {"fedavg": (), "fafed": ("momentum=0.5", "second_moment_decay=0.9")}
+    with pytest.raises(ValueError, match=r"such as --option fafed\.momentum=0\.5"):
+        parse([*line, "--option", "momentum=0.5"])
+    with pytest.raises(ValueError, match="'scaffold' is none of fedavg, fafed"):
+        parse([*line, "--option", "scaffold.mixing=0.5"])
+    with pytest.raises(ValueError, match=r"option momentum is 0\.5, and --space varies it"):
+        parse([*line, "--space", "fafed.momentum=0.1,0.2", "--option", "fafed.momentum=0.5"])
+    parse([*line, "--space", "fafed.momentum=0.1", "--option", "fafed.second_moment_decay=0.5"])
+
+
 def test_the_table_and_the_files_are_written(ended, tmp_path, capsys):
     files = [tmp_path / "trials.csv", tmp_path / "trials.png"]
     assert ended(result(), "--out", str(files[0]), "--figure", str(files[1])) == 0

@@ -3,6 +3,7 @@
 import csv
 import gzip
 import json
+import math
 import os
 import signal
 import struct
@@ -84,11 +85,15 @@ def test_csv(tmp_path):
         feed(CsvLogger(file), [ROWS[0], {"surprise": 1}])
 
 
-def test_a_csv_has_no_arrays(tmp_path):
-    feed(CsvLogger(tmp_path / "a.csv"), [{"round": 1, "loss": 2.5, "each": [0.5, 1.0]}])
-    with (tmp_path / "a.csv").open(newline="") as lines:
-        (row,) = csv.DictReader(lines)
-    assert (row["round"], row["loss"], row["each"]) == ("1", "2.5", "")
+def test_the_numbers_of_an_array_have_columns_of_their_own(tmp_path):
+    rows = [{"round": 1, "loss": 2.5, "each": [0.5, [1.0, math.nan]], "none": []}]
+    feed(CsvLogger(tmp_path / "a.csv"), rows)
+    assert (tmp_path / "a.csv").read_text().splitlines() == [
+        "round,loss,each/0,each/1/0,each/1/1",
+        "1,2.5,0.5,1.0,",
+    ]
+    feed(TensorBoardLogger(tmp_path), rows)
+    assert {name for name, *_ in read_events(tmp_path)} == {"loss", "each/0", "each/1/0"}
 
 
 def read_events(folder):
