@@ -11,6 +11,8 @@ import textwrap
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar, get_type_hints
 
+import numpy as np
+
 from fedjax_lab.checks import nearest
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -132,8 +134,26 @@ def unknown(function: str, name: str, allowed: Iterable[str], hint: str | None =
     )
 
 
+def check_flags(parameters: Mapping[str, inspect.Parameter], given: Mapping[str, Any]) -> None:
+    """Check that keywords whose default is True or False are truth values.
+
+    Args:
+      parameters: of a function.
+      given: its keywords.
+
+    Raises:
+      TypeError: one is none, such as the text "no", which Python takes for true.
+    """
+    for name, value in given.items():
+        is_flag = isinstance(parameters[name].default, bool)
+        if is_flag and not isinstance(value, (bool, np.bool_)):
+            raise TypeError(f"{name} is {value!r}; it must be True or False.")
+
+
 def suggest_keywords(function: Function) -> Function:
     """Make a function or a class reject an unknown keyword with a list of the known ones.
+
+    Keywords whose default is True or False must be truth values.
 
     Args:
       function: a function or a class with an inspectable signature.
@@ -146,6 +166,7 @@ def suggest_keywords(function: Function) -> Function:
     def checked(*args: Any, **kwargs: Any) -> Any:
         for name in kwargs.keys() - known.keys():
             raise unknown(shown, name, known)
+        check_flags(known, kwargs)
         return function(*args, **kwargs)
 
     signature = inspect.signature(function)

@@ -77,8 +77,6 @@ def apfl(
       ValueError: a hyper-parameter is outside what is allowed.
     """
     check_number("mixing", mixing, minimum=0.0, maximum=1.0)
-    if not isinstance(adaptive_mixing, bool):
-        raise TypeError(f"adaptive_mixing is {adaptive_mixing!r}; it must be True or False.")
     training = LocalTraining(loss_fn, **common)
     transform = training.step_transform or optax.identity()
 

@@ -42,6 +42,7 @@ from fedjax_lab.descriptions import describe
 from fedjax_lab.round import Phase
 from fedjax_lab.signatures import (
     SYNONYMS,
+    check_flags,
     complete_doc,
     described,
     other_arguments,
@@ -246,6 +247,7 @@ def factory(build: Factory) -> Factory:
             given = signature.bind(*args, **kwargs)
         except TypeError as error:
             raise TypeError(f"{build.__name__}() {error}") from None
+        check_flags(signature.parameters, given.arguments)
         given.apply_defaults()
         if "loss_fn" in given.arguments:
             _check_loss(build.__name__, given.arguments["loss_fn"])

@@ -62,8 +62,6 @@ def fedexp(
       ValueError: a hyper-parameter is outside what is allowed.
     """
     check_number("epsilon", epsilon, minimum=0.0)
-    if not isinstance(average_last_two, bool):
-        raise TypeError(f"average_last_two is {average_last_two!r}; it must be True or False.")
     training = LocalTraining(loss_fn, **common)
 
     def start(params, num_clients, batch):

@@ -40,7 +40,7 @@ def check_message(message: dict, expected: dict, reduce: dict[str, str]) -> None
         raise ValueError(f"message has fields {sorted(message)}, not {sorted(reduce)}.")
     for name in reduce:
         sent, said = (jax.tree.map(_shape, tree[name]) for tree in (message, expected))
-        if sent != said:
+        if jax.tree.flatten(sent) != jax.tree.flatten(said):
             where, sent, said = _first_difference(f"message[{name!r}]", sent, said)
             raise ValueError(
                 f"{where} is {sent}; it must be {said}, as the phase's ``message`` specifies "

@@ -81,11 +81,13 @@ def build_algorithm(
     rate = client_schedule(method.client_lr_schedule, method.client_lr, config.rounds.rounds)
     algorithm = factory(subject, client_lr=rate, **arguments)
     check_algorithm(algorithm, f"what {method.algorithm} returns")
+    is_buffered = config.clock.concurrency is not None  # its clients have no residuals
     if method.compressor is not None or method.downlink_compressor is not None:
         algorithm = with_compression(
             algorithm,
             method.compressor or "identity",
-            error_feedback=method.error_feedback,
+            error_feedback=method.error_feedback
+            and not (is_buffered and method.compressor is None),
             downlink=method.downlink_compressor,
         )
     return _with_wrappers(algorithm, config.privacy, config.rounds, config.clock)

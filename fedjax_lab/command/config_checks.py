@@ -76,7 +76,7 @@ def _check_method(method: MethodSettings, rounds: int) -> None:
         if getattr(method, name) is not None:
             with said_of(name, getattr(method, name)):
                 as_compressor(name, getattr(method, name))
-    if not method.error_feedback and method.compressor is None:
+    if not (method.error_feedback or method.compressor or method.downlink_compressor):
         raise ValueError(
             "error_feedback is False and compressor None; it belongs to a compressor: omit it, or "
             "give one. For cfedavg, it is --option error_feedback=false."

@@ -63,7 +63,7 @@ def describe(name: str) -> list[str]:
       KeyError: no compressor has this name.
     """
     parameters = inspect.signature(COMPRESSORS[name]).parameters.values()
-    text = [p for p in parameters if p.kind is not p.KEYWORD_ONLY]
+    text, flags = _arguments(COMPRESSORS[name])
     if name == "compose":
         form = "SPARSIFIER+QUANTISER"
     elif text and text[0].name == "comp":
@@ -72,6 +72,7 @@ def describe(name: str) -> list[str]:
         form = f"{name}:{text[0].name.upper()}"
     else:
         form = name
+    form += "".join(f"[:{flag}]" for flag in flags) if name != "compose" else ""
     arguments = [p.name if p.default is p.empty else f"{p.name}={p.default}" for p in parameters]
     example = _EXAMPLES.get(name, name)
     size = as_compressor("example", example).bytes(_EXAMPLE_SIZE)
@@ -88,9 +89,10 @@ def as_compressor(argument: str, value: Any) -> Compressor:
     """Return a compressor, or parse it from text.
 
     A text is a name, optionally with a colon and the first argument; a plus sign means ``compose``:
-    "sign", "top_k:0.99", "low_rank:2", "top_k:0.99+qsgd:15". A sparsifier's ``comp`` is the
-    fraction that is dropped. Since other codes use the fraction that is kept, "top_k:drop=0.99" and
-    "top_k:keep=0.01" state which is meant.
+    "sign", "top_k:0.99", "low_rank:2", "top_k:0.99+qsgd:15". The name of an argument that is false
+    by default sets it, at the end: "qsgd:15:scaled", "random_k:0.9:rescale". A sparsifier's
+    ``comp`` is the fraction that is dropped. Since other codes use the fraction that is kept,
+    "top_k:drop=0.99" and "top_k:keep=0.01" state which is meant.
 
     Args:
       argument: the argument's name, for errors.
@@ -111,30 +113,39 @@ def as_compressor(argument: str, value: Any) -> Compressor:
 
 
 def _parse(argument: str, text: str) -> Compressor:
-    name, colon, number = text.strip().partition(":")
+    name, *rest = text.strip().split(":")
     factory = COMPRESSORS[check_choice(argument, name, set(COMPRESSORS) - {"compose"})]
-    parameters = [
-        p for p in inspect.signature(factory).parameters.values() if p.kind is not p.KEYWORD_ONLY
-    ]
-    if colon and not parameters:
-        raise ValueError(f"{argument} is {text!r}; {name} takes no argument.")
-    if not colon:
+    parameters, flags = _arguments(factory)
+    set_flags = {rest.pop(): True} if rest and rest[-1] in flags else {}
+    if rest and not parameters:
+        raise ValueError(
+            f"{argument} is {text!r}; {name} takes no argument{' but ' * bool(flags)}"
+            f"{', '.join(flags)}."
+        )
+    if not rest:
         if parameters and parameters[0].default is inspect.Parameter.empty:
             raise ValueError(
                 f"{argument} is {text!r}; it must be {name}:{parameters[0].name.upper()}."
             )
-        return factory()
-    kind = parameters[0].annotation
+        return factory(**set_flags)
+    number, kind = ":".join(rest), parameters[0].annotation
     try:
         if parameters[0].name == "comp":
-            return factory(_dropped(argument, name, number))
-        return factory(kind(number))
+            return factory(_dropped(argument, name, number), **set_flags)
+        return factory(kind(number), **set_flags)
     except ValueError as error:
         if "must be" in str(error):
             raise
         raise ValueError(
             f"{argument} is {text!r}; {number.split('=')[-1]!r} must be {kind.__name__}."
         ) from error
+
+
+def _arguments(factory: Callable[..., Compressor]) -> tuple[list[inspect.Parameter], list[str]]:
+    """Return (parameters that a text gives by their place, names of those that it sets)."""
+    parameters = inspect.signature(factory).parameters.values()
+    by_place = [p for p in parameters if p.kind is not p.KEYWORD_ONLY]
+    return by_place, [p.name for p in parameters if p.default is False]
 
 
 def _dropped(argument: str, name: str, text: str) -> float:

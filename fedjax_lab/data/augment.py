@@ -94,8 +94,6 @@ def preprocess(
       TypeError, ValueError: an argument has the wrong type, shape or range; or, when called, the
         key is not a single typed one.
     """
-    if not isinstance(flip, (bool, np.bool_)):
-        raise TypeError(f"flip is {flip!r}; it must be True or False.")
     crop = check_int("crop", crop, minimum=0)
     if scale is not None:
         check_number("scale", scale, minimum=0, exclusive_minimum=True)

@@ -161,7 +161,7 @@ def held_out_clients(num_clients: int, held_out: float, seed: int) -> tuple[np.n
     Raises:
       TypeError, ValueError: as ``split_clients``.
     """
-    if isinstance(held_out, float):
+    if isinstance(held_out, (float, np.floating)):
         check_number(
             "held_out", held_out, minimum=0, maximum=1, exclusive_minimum=True,
             exclusive_maximum=True,

@@ -276,6 +276,8 @@ class Schedule(NamedTuple):
             measured = {**measured, **spent}
             if num_steps is not None or clock.devices is not None:
                 num_steps = steps
+        if expected is not None and self.devices is not None:
+            expected = expected * (1 - self.devices.dropout)
         holders = ids
         if has_empty_slots:  # a padded slot reads the examples of any client
             someone = 0 if clients.nonempty is None else clients.nonempty[0]

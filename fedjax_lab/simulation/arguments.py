@@ -115,7 +115,7 @@ def check_simulate(
 
     Raises:
       TypeError: an argument has the wrong type.
-      ValueError: both ``params`` and ``state`` are given.
+      ValueError: both ``params`` and ``state`` are given, or ``params`` has no array.
     """
     check_algorithm(algorithm)
     if not isinstance(clients, (FederatedArrays, FederatedStream)):
@@ -126,6 +126,8 @@ def check_simulate(
         raise TypeError("params is None; pass the initial global model, or a state.")
     if params is not None and state is not None:
         raise ValueError("params and state are both given; with a state, params must be None.")
+    if state is None and not jax.tree.leaves(params):
+        raise ValueError(f"params is {params!r}, without any array; there is nothing to train.")
     shapes = (jax.ShapeDtypeStruct,) if only_shapes else ()
     if not shapes and any(map(_is_shape, jax.tree.leaves(algorithm.frozen))):
         raise TypeError("the frozen weights are shapes, which fedjax_lab.plan takes alone.")

@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -292,6 +292,7 @@ class RunProgress:
             "compile_seconds": self.compile_seconds,
             "interrupted": self.stopped == "interrupt",
             "stopped": self.stopped,
+            **self.history.guarantees(self.round),
         }
 
 
@@ -312,6 +313,30 @@ def as_value(value: Any) -> float | list:
     if array.ndim:
         return array.tolist()
     return math.nan if np.isnan(array) else float(array)
+
+
+def check_scores(argument: str, scores: Any, taken: Collection[str] = ()) -> None:
+    """Check what an evaluation returned.
+
+    Args:
+      argument: its name.
+      scores: what it returned.
+      taken: names that a row already has.
+
+    Raises:
+      TypeError: it is no dict, or a name is no string.
+      ValueError: a name is taken.
+    """
+    if not isinstance(scores, Mapping):
+        kind = "an array" if hasattr(scores, "dtype") else type(scores).__name__
+        raise TypeError(f"{argument} returned {kind}; it must be a dict.")
+    for name in scores:
+        if not isinstance(name, str):
+            raise TypeError(f"{argument} returned the name {name!r}; names must be strings.")
+        if name in taken:
+            raise ValueError(
+                f"{argument} returned {name!r}, a name that rows already have; choose another one."
+            )
 
 
 def is_enough(stop_when: Callable[[Row], Any] | None, row: Row) -> bool:

@@ -32,9 +32,10 @@ from fedjax_lab.storage.run_dir import (
     plain_row,
     read_config,
     read_metrics,
+    restored_row,
     run_id,
+    stored_row,
     versions,
-    with_nan,
     write_json,
     write_rounds,
 )
@@ -274,23 +275,25 @@ class RunLog:
         round, history, self.saved, self.spent, self.unscored = first
         if round:
             chunks.restore(state)
-        return list(map(with_nan, history)), self.spent
+        return list(map(restored_row, history)), self.spent
 
     def _begin(self, chunks: Saved) -> tuple[int, PyTree, list[Row]]:
         """Return (round, state, history) to resume from, in the process that writes."""
         if self._path is None:
             return 0, None, []
         history: list[Row] = []
+        rows: list[Row] = []  # of the history, as the file has them
         times: list[Row] = []
         state: PyTree = None
         if any(map(self._passes, self._checkpoints.rounds())):
             self.saved, state, extra = self._checkpoints.restore(chunks.template(), self._passes)
             history, times = extra["rows"], extra["times"]
-            self._compare_rows(history)
+            rows = [plain_row(restored_row(row)) for row in history]
+            self._compare_rows(rows)
         if times:
             self.spent = (times[-1]["seconds"], times[-1]["compile_seconds"])
         with disk_full_in_one_line(self._path):
-            self._metrics = MetricsFile(self._path / METRICS, history)
+            self._metrics = MetricsFile(self._path / METRICS, rows)
             self._times = MetricsFile(self._path / TIMES, times)
             self._open_clients()
         self._all_times = times
@@ -372,7 +375,7 @@ class RunLog:
         if self._path is not None:
             with disk_full_in_one_line(self._path):
                 self._metrics.sync()
-                rows = [plain_row(row) for row in history]
+                rows = [stored_row(row) for row in history]
                 extra = {"rows": rows, "times": list(self._all_times)}
                 self._checkpoints.save(round, state, extra, params)
 
@@ -380,7 +383,7 @@ class RunLog:
         """Write summary.json."""
         if self._path is not None:
             with disk_full_in_one_line(self._path):
-                write_json(self._path / SUMMARY, summary)
+                write_json(self._path / SUMMARY, plain_row(summary))
 
     def close(self) -> None:
         """Close the files and release the lock."""

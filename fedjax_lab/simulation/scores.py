@@ -9,7 +9,7 @@ import numpy as np
 
 from fedjax_lab.simulation.chunks import Chunks
 from fedjax_lab.simulation.computation import Computation
-from fedjax_lab.simulation.history import History, RunProgress, as_value
+from fedjax_lab.simulation.history import History, RunProgress, as_value, check_scores
 from fedjax_lab.simulation.run_log import Row
 from fedjax_lab.types import FedState, Metrics, Params
 
@@ -93,15 +93,7 @@ def _scores(argument: str, function: Callable[..., Any] | None, value: Any, take
     """Convert the result of ``evaluate`` or ``diagnose`` for a row."""
     # A copy of the tree, so that a function that changes a dict does not change the run's state.
     scores = {} if function is None else function(jax.tree.map(lambda leaf: leaf, value))
-    if not isinstance(scores, Mapping):
-        raise TypeError(f"{argument} returned {type(scores).__name__}; it must be a dict.")
-    for name in scores:
-        if not isinstance(name, str):
-            raise TypeError(f"{argument} returned the name {name!r}; names must be strings.")
-        if name in taken:
-            raise ValueError(
-                f"{argument} returned {name!r}, a name that rows already have; choose another one."
-            )
+    check_scores(argument, scores, taken)
     try:
         return {name: as_value(score) for name, score in scores.items()}
     except (TypeError, ValueError) as error:

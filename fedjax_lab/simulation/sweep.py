@@ -42,7 +42,12 @@ from fedjax_lab.data.streams import check_resident
 from fedjax_lab.machine.keys import seeded
 from fedjax_lab.machine.program_cache import keep_by_default
 from fedjax_lab.round import Algorithm
-from fedjax_lab.simulation.arguments import check_functions, check_lengths, check_training_labels
+from fedjax_lab.simulation.arguments import (
+    check_functions,
+    check_lengths,
+    check_simulate,
+    check_training_labels,
+)
 from fedjax_lab.simulation.client_data import client_data_of, with_times
 from fedjax_lab.simulation.computation import Computation
 from fedjax_lab.simulation.debugging import debuggable
@@ -144,13 +149,15 @@ def sweep(
     check_not_ended(this_call)
     _check_single_process()
     checkpoint_every = check_lengths(rounds, eval_every, None)
-    check_functions(stop_when=stop_when)
+    check_functions(evaluate=evaluate, stop_when=stop_when)
     check_run_dir(run_dir)
     if max_bytes is not None:
         check_int("max_bytes", max_bytes, minimum=1)
+    points, seeds = list_points(points), check_seeds(seeds)
+    algorithms, models = build_all(build, points), _models(params, seeds)
+    check_simulate(algorithms[0], models[0], clients)
     check_resident(clients, "a sweep")
     keep_by_default()
-    points, seeds = list_points(points), check_seeds(seeds)
     given = Schedule.of("sweep", schedule)
     batches, clients = given.bind(clients)
     run_with = functools.partial(
@@ -160,7 +167,7 @@ def sweep(
         rounds=rounds,
         eval_every=eval_every,
     )
-    grid = _grid(points, seeds, build_all(build, points), params, run_with)
+    grid = _grid(points, seeds, algorithms, models, run_with)
     of_clients = Placement(_resolve_client_map(client_map))
     of_runs = Placement(_resolve_run_map(run_map, len(grid.starts)))
     first = grid.of_points[0]
@@ -237,15 +244,20 @@ def _grid(
     points: list[Point],
     seeds: list[int],
     algorithms: Sequence[Algorithm],
-    params: Params | Callable[[Key], Params],
+    models: list[Params],
     run_with: Callable[..., Computation],
 ) -> _Grid:
-    is_function = callable(params) and jax.tree_util.all_leaves([params])
-    models = [params(jax.random.key(seed)) if is_function else params for seed in seeds]
     keys = [seeded(seed) for seed in seeds]
     of_points = [run_with(algorithm, params=models[0], key=keys[0]) for algorithm in algorithms]
     starts = [(model, key, p) for p in points for model, key in zip(models, keys, strict=True)]
     return _Grid(points, seeds, of_points, models, starts)
+
+
+def _models(params: Params | Callable[[Key], Params], seeds: list[int]) -> list[Params]:
+    """Return the initial global model of each seed."""
+    if callable(params) and jax.tree_util.all_leaves([params]):
+        return [params(jax.random.key(seed)) for seed in seeds]
+    return [params] * len(seeds)
 
 
 class _Done(NamedTuple):

@@ -17,7 +17,7 @@ from fedjax_lab.machine.device_memory import device_memory
 from fedjax_lab.simulation.computation import Computation
 from fedjax_lab.simulation.debugging import values_are_checked
 from fedjax_lab.simulation.divergence import Watch
-from fedjax_lab.simulation.history import History, is_enough
+from fedjax_lab.simulation.history import History, check_scores, is_enough
 from fedjax_lab.simulation.placement import Placement
 from fedjax_lab.simulation.rounds import build_rounds
 from fedjax_lab.simulation.run_log import Row
@@ -319,6 +319,7 @@ class Program:
                 "evaluate cannot be traced; in a sweep it must consist of JAX operations, without "
                 f"float(), NumPy functions or `if` on values that depend on the params. {error}"
             ) from error
+        check_scores("evaluate", shapes)
         self.scores = tuple(shapes)
         for name, shape in shapes.items():
             if shape.shape != ():
@@ -381,6 +382,7 @@ class RunGroup:
             self._watch.look(self.round, metrics, is_finite)
             self.diverged = self._watch.diverged
             self.round += length
+            check_scores("evaluate", scores, self.histories[0].names(metrics))
             going = [i for i in range(len(self.histories)) if not self.is_over[i]]
             rows = {place: self._enter(place, metrics, scores) for place in going}
             yield rows

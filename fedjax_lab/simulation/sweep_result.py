@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -35,6 +36,11 @@ def list_points(
         return [
             dict(zip(axes, chosen, strict=True)) for chosen in itertools.product(*axes.values())
         ]
+    if isinstance(points, str) or not all(isinstance(point, Mapping) for point in points):
+        raise TypeError(
+            f"points is {points!r}; it must map names to lists of floats, such as "
+            '{"client_lr": [0.1, 0.2]}, or be a list of such dicts with a float for each name.'
+        )
     listed = [{name: _number(name, value) for name, value in point.items()} for point in points]
     if not listed:
         raise ValueError("points is empty; it must have at least one point, such as {}.")
@@ -73,7 +79,8 @@ def build_all(build: Callable[..., Algorithm], points: Sequence[Point]) -> list[
       points: result of ``list_points``.
 
     Raises:
-      TypeError: ``build`` returns no ``Algorithm``, or a hyperparameter cannot be a float.
+      TypeError: ``build`` returns no ``Algorithm``, a hyperparameter cannot be a float, or
+        ``build`` depends on a value in a way that JAX cannot trace.
       ValueError: ``build`` does not accept a name, or needs another one; a value is out of range;
         or points have different frozen weights.
     """
@@ -101,7 +108,33 @@ def build_all(build: Callable[..., Algorithm], points: Sequence[Point]) -> list[
                 "build returned different frozen weights for two points; all runs of a sweep "
                 "share them."
             )
+    check_traced("build", build, points[0])
     return algorithms
+
+
+def check_traced(argument: str, build: Callable[..., Algorithm], point: Point) -> None:
+    """Check that a function builds its method from traced values.
+
+    Args:
+      argument: its name.
+      build: a point's values -> ``Algorithm``; it accepts this point's floats.
+      point: one of its points.
+
+    Raises:
+      TypeError: the function needs to know a value.
+    """
+
+    def traced(values):
+        build(**values)
+
+    try:
+        jax.eval_shape(traced, dict.fromkeys(point, jnp.zeros((), jnp.result_type(float))))
+    except jax.errors.JAXTypeError as error:
+        raise TypeError(
+            f"{argument} needs to know a value, as `if` and float() do; the values of "
+            f"{', '.join(point)} are traced, so that one program serves all points: use jnp.where, "
+            f"or a method for each case. {error}"
+        ) from error
 
 
 def _values(name: str, values: Any) -> list[float]:

@@ -412,16 +412,35 @@ def plain_row(row: Mapping[str, Any]) -> dict[str, Any]:
     return {key: plain(value) for key, value in row.items()}
 
 
-def with_nan(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Convert a row of a file for the history: null becomes ``math.nan``.
+def stored_row(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Convert a row for a checkpoint: NaN becomes null, and infinities become text.
 
     Args:
-      row: {name: number, None, or list of these}.
+      row: {name: number, or list of numbers}.
+    """
+
+    def stored(value):
+        if isinstance(value, list):
+            return [stored(part) for part in value]
+        if isinstance(value, float) and math.isinf(value):
+            return str(value)
+        return None if value != value else value
+
+    return {key: stored(value) for key, value in row.items()}
+
+
+def restored_row(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Convert a row of a checkpoint for the history, the inverse of ``stored_row``.
+
+    Args:
+      row: {name: number, None, "inf", "-inf", or list of these}.
     """
 
     def number(value):
         if isinstance(value, list):
             return [number(part) for part in value]
+        if value in ("inf", "-inf"):
+            return float(value)
         return math.nan if value is None else value
 
     return {key: number(value) for key, value in row.items()}

@@ -12,7 +12,14 @@ from fedjax_lab.machine.atomic_files import write_atomically
 from fedjax_lab.machine.extras import missing
 from fedjax_lab.signatures import suggest_keywords
 from fedjax_lab.storage.checkpoint import Checkpoints
-from fedjax_lab.storage.run_dir import CHECKPOINTS, CONFIG, read_config, run_id
+from fedjax_lab.storage.run_dir import (
+    CHECKPOINTS,
+    CONFIG,
+    plain_row,
+    read_config,
+    restored_row,
+    run_id,
+)
 from fedjax_lab.tree import path_text
 from fedjax_lab.types import Params, PyTree
 
@@ -69,7 +76,8 @@ def load_run(run_dir: str | Path, *, like: PyTree = None) -> SavedRun:
     finally:
         checkpoints.close()
     params = _nested(leaves) if like is None else _structured(leaves, like)
-    return SavedRun(params, extra["rows"], config, round)
+    history = [plain_row(restored_row(row)) for row in extra["rows"]]
+    return SavedRun(params, history, config, round)
 
 
 def _nested(leaves: Leaves) -> Params:

@@ -57,6 +57,7 @@ class Candidates:
         first: Algorithm,
         common: tuple[Params, Sequence[int], str, int, int],
     ):
+        self._build = build
         self._params, self.seeds, self.mode, self._step, self._average = common
         self.gradients_per_step, self._first = first.gradients_per_step, first
         kind = single_device_map()
@@ -69,6 +70,18 @@ class Candidates:
         self._program = Program(run_of, client_map, place, evaluate, data)
         self._watch = Watch("a run", "exclude", is_single=False)
         self._one_by_one = kind == "scan"
+
+    def accepts(self, point: Point) -> bool:
+        """Return whether the method can be built at a point.
+
+        Args:
+          point: hyperparameters, which may lie beyond a range of the space.
+        """
+        try:
+            self._build(**point)
+        except ValueError:
+            return False
+        return True
 
     def advance(self, candidates: Sequence[Candidate], rounds: int) -> None:
         """Run candidates up to a number of rounds.

@@ -118,7 +118,7 @@ class Search:
                     middle = float(np.sqrt(best[name] * there[other]))
                     if not np.isclose(middle, best[name], rtol=0.05):
                         around.append({**best, name: middle})
-        chosen = beyond or around
+        chosen = [point for point in beyond if self._candidates.accepts(point)] or around
         return [point for point in chosen if point not in tried][:room]
 
     def _next(self, candidates: list[Candidate], rung: int) -> list[Candidate]:

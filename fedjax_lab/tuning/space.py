@@ -68,6 +68,10 @@ def read_space(space: Mapping[str, Any], builds: Mapping[str, Build]) -> dict[st
       TypeError: a value is neither a pair nor a list, or a method does not take a name.
       ValueError: a range is empty or not positive, or no method takes a name.
     """
+    if not isinstance(space, Mapping):
+        raise TypeError(
+            f"space is {space!r}; it must map a hyperparameter to a pair (low, high) or to a list."
+        )
     own = {name: value for name, value in space.items() if name in builds}
     shared = {name: _read(name, v) for name, v in space.items() if name not in builds}
     accepted = {name: _accepted(build) for name, build in builds.items()}
@@ -103,9 +107,9 @@ def check_tune(methods: Any, validation: Any) -> None:
 
     Raises:
       TypeError: ``methods`` is not a mapping from names to functions.
-      ValueError: ``validation`` is a number outside (0, 1).
+      ValueError: ``methods`` is empty, or ``validation`` is a number outside (0, 1).
     """
-    if isinstance(validation, float):
+    if isinstance(validation, (float, np.floating)):
         check_number("validation", validation, minimum=0, exclusive_minimum=True)
         check_number("validation", validation, maximum=1, exclusive_maximum=True)
     if not isinstance(methods, Mapping) or any(
@@ -116,6 +120,8 @@ def check_tune(methods: Any, validation: Any) -> None:
             "a function that makes an Algorithm, such as "
             '{"fedavg": functools.partial(algorithms.fedavg, loss_fn)}.'
         )
+    if not methods:
+        raise ValueError("methods is empty; it must have at least one method.")
 
 
 def spread(space: Space, count: int, seed: int, tried: Sequence[Point] = ()) -> list[Point]:

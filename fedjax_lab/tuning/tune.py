@@ -23,11 +23,12 @@ from fedjax_lab.data.streams import check_resident
 from fedjax_lab.machine.keys import seeded
 from fedjax_lab.machine.program_cache import keep_by_default
 from fedjax_lab.round import Algorithm, check_algorithm
+from fedjax_lab.simulation.arguments import check_simulate
 from fedjax_lab.simulation.client_data import record_times, with_times
 from fedjax_lab.simulation.debugging import debuggable
 from fedjax_lab.simulation.evaluate import build_evaluation
 from fedjax_lab.simulation.stop import check_not_ended
-from fedjax_lab.simulation.sweep_result import check_seeds
+from fedjax_lab.simulation.sweep_result import check_seeds, check_traced
 from fedjax_lab.storage.fingerprint import hash_arrays, hash_function
 from fedjax_lab.storage.run_dir import versions
 from fedjax_lab.tuning.candidates import Candidates
@@ -136,6 +137,11 @@ def tune(
     check_int("finalists", finalists, minimum=1, maximum=budget)
     check_choice("hold_out", hold_out, ("clients", "examples"))
     check_choice("mode", mode, ("max", "min"))
+    if score is not None and not callable(score):
+        raise TypeError(
+            f"score is {score!r}; it must be None (the loss) or a function (params, examples) -> "
+            "scores [B], such as lambda p, e: models.accuracy_counts(model.apply)(p, e)[0]."
+        )
     check_int("average", average, minimum=1)
     check_sampler(sampler)
     check_resident(clients, "tune")
@@ -143,6 +149,7 @@ def tune(
     seeds = check_seeds(seeds)
     spaces = read_space(space, methods)
     firsts = {name: _first(name, build, spaces[name]) for name, build in methods.items()}
+    check_simulate(next(iter(firsts.values())), params, clients)
     how = Schedule.of("tune", schedule)
     train, held, seen = _divided(clients, validation, hold_out, seeds[0])
     if seen is not None:
@@ -182,13 +189,18 @@ def tune(
 
 
 def _first(name: str, build: Build, space: Space) -> Algorithm:
-    """Build the method at the middle of its space, to check the function."""
-    algorithm = build(**{key: axis.at(0.5) for key, axis in space.items()})
+    """Build the method at the middle of its space, to check the function, and at all limits."""
+    middle = {key: axis.at(0.5) for key, axis in space.items()}
+    algorithm = build(**middle)
     check_algorithm(algorithm, f"methods[{name!r}](...)")
     if algorithm.personal is not None:
         warnings.warn(
             f"{name!r} has a model for each client; tune scores its global model.", stacklevel=5
         )
+    for key, axis in space.items():
+        for value in axis if isinstance(axis, Range) else axis.values:
+            build(**{**middle, key: value})
+    check_traced(f"methods[{name!r}]", build, middle)
     return algorithm
 
 
@@ -198,15 +210,16 @@ def _divided(
     """Return (training data, validation data, numbers of the training clients; None: all)."""
     if isinstance(validation, FederatedArrays):
         return clients, validation, None
-    if not isinstance(validation, (int, float)):
+    if not isinstance(validation, (int, float, np.number)):
         raise TypeError(
             f"validation is {type(validation).__name__}; it must be a share of the training data, "
             "or FederatedArrays, such as data.partition returns."
         )
+    share: Any = validation
     if hold_out == "clients":
-        seen, _ = held_out_clients(clients.num_clients, validation, seed)
-        return *split_clients(clients, validation, seed), seen
-    return *split_examples(clients, validation, seed), None
+        seen, _ = held_out_clients(clients.num_clients, share, seed)
+        return *split_clients(clients, share, seed), seen
+    return *split_examples(clients, share, seed), None
 
 
 def _counts(

@@ -175,7 +175,7 @@ def _buffer(phase: Phase, buffer_size: int, waiting: int, factor: Staleness) -> 
         _check_slots(cohort, buffer_size)
         new = _starting(cohort, state.version)
         everybody = jax.tree.map(lambda a, b: jnp.concatenate([a, b]), state.in_flight, new)
-        # The clients that finish first; for equal times, those that started first, by place.
+        # The clients that finish first; for equal times, those of the oldest model, by place.
         order = jnp.lexsort((everybody.version, everybody.seconds))
         first = jnp.sort(order[:buffer_size])
         anybody = cohort.participates.any()
@@ -227,7 +227,11 @@ def _buffer(phase: Phase, buffer_size: int, waiting: int, factor: Staleness) -> 
 def _check_slots(cohort: Cohort, buffer_size: int) -> None:
     slots = cohort.client_ids.shape[0]
     if slots != buffer_size:
-        raise ValueError(f"buffer_size is {buffer_size}, but the cohort has {slots} clients.")
+        raise ValueError(
+            f"buffer_size is {buffer_size}, but the cohort has {slots} slots; they must be equal. "
+            "Poisson cohorts have more slots than cohort_size, and cyclic ones fewer where "
+            "cohort_size does not divide the number of clients."
+        )
 
 
 def _mean_age(age: jax.Array, participates: jax.Array) -> jax.Array:
@@ -254,6 +258,10 @@ def _parse_staleness(staleness: str | Staleness) -> Staleness:
     """Return the function s."""
     if callable(staleness):
         return staleness
+    if not isinstance(staleness, str):
+        raise TypeError(
+            f"staleness is {staleness!r}; it must be text, such as polynomial:0.5, or a function."
+        )
     kind, colon, number = staleness.partition(":")
     check_choice("staleness", kind, ("constant", "polynomial"))
     if kind == "constant":

@@ -60,14 +60,20 @@ class CompressedServer(NamedTuple):
     held: tuple[list[Params], ...]
 
 
-def message_key(client_key: Key, field: int) -> Key:
+def message_key(client_key: Key, field: int, inner: int = 0) -> Key:
     """Derive the key with which a client compresses a field.
 
     Args:
       client_key: the client's key of the round.
       field: number of the field in the order of the phase's ``reduce``.
+      inner: number of compressions inside this one.
     """
-    return jax.random.fold_in(jax.random.fold_in(client_key, _MESSAGES), field)
+    return _apart(jax.random.fold_in(jax.random.fold_in(client_key, _MESSAGES), field), inner)
+
+
+def _apart(key: Key, inner: int) -> Key:
+    """Fold in how many compressions lie inside; a single one has the key itself."""
+    return jax.random.fold_in(key, inner) if inner else key
 
 
 @suggest_keywords
@@ -103,7 +109,8 @@ def with_compression(
 
     With error feedback, the sum over rounds of a client's sent messages, plus its residual, is the
     sum of its exact messages. With ``downlink``, clients start from h, so a delta is a difference
-    to h.
+    to h. Residuals stay bounded if the compressor's error is below its input (``snr_bound`` below
+    1); a warning says where it may not be.
 
     Bytes are those of the packed messages, for params of their dtype, plus the method's additional
     bytes. Metrics: ``message_sq``, ``error_sq`` and ``change_sq`` are the cohort's means of
@@ -128,6 +135,7 @@ def with_compression(
     down = None if downlink is None else as_compressor("downlink", downlink)
     check_choice("scope", scope, ("global", "per_leaf"))
     compressed = list(filter(_is_compressed, algorithm.phases))
+    inner = algorithm.wrappers.count("compression")
 
     def around(params, num_clients, server, rows):
         residuals = tuple(
@@ -136,6 +144,8 @@ def with_compression(
             if error_feedback
         )
         _warn_if_larger(algorithm.name, up, compressed, params, scope)
+        if error_feedback:
+            _warn_if_growing(up, compressed, params, scope)
         dtype = jnp.result_type(float)
         squares = jnp.zeros((num_clients, len(_SQUARES)), dtype) if len(compressed) > 1 else ()
         if down is not None:
@@ -145,8 +155,10 @@ def with_compression(
         return server, CompressedRow(rows, residuals, squares)
 
     def change(phase, place):
-        phase = _compress_messages(phase, place, up, error_feedback, scope)
-        return phase if down is None else _compress_broadcast(phase, place.index, down, scope)
+        phase = _compress_messages(phase, place, up, error_feedback, scope, inner)
+        if down is None:
+            return phase
+        return _compress_broadcast(phase, place.index, down, scope, inner)
 
     return wrapper.wrap(
         up.name,
@@ -183,7 +195,24 @@ def _warn_if_larger(
         )
 
 
-def _compress_messages(phase: Phase, place: Place, up, error_feedback, scope) -> Phase:
+def _warn_if_growing(up: Compressor, compressed: list[Phase], params: Params, scope: str) -> None:
+    """Warn of a compressor whose error feedback need not stay bounded."""
+    fields = [field for phase in compressed for field in phase.message_like(params).values()]
+    sizes = [[leaf.size for leaf in jax.tree.leaves(field) if leaf.size] for field in fields]
+    largest = max(
+        (max(own) if scope == "per_leaf" else sum(own) for own in sizes if own), default=0
+    )
+    bound = up.snr_bound(largest) if largest else 0.0
+    if bound >= 1:
+        warn(
+            f"error feedback needs a compressor whose error is below its input; {up} has a bound "
+            f"of {bound:.3g} times the input's squared norm for {largest:,} numbers, so that "
+            "residuals may grow without limit. Use error_feedback=False, or a form with "
+            "scaled=True, such as qsgd:15:scaled."
+        )
+
+
+def _compress_messages(phase: Phase, place: Place, up, error_feedback, scope, inner) -> Phase:
     """Wrap a phase so that its messages are compressed."""
     index = place.index
 
@@ -195,7 +224,7 @@ def _compress_messages(phase: Phase, place: Place, up, error_feedback, scope) ->
             p = message[name]
             if error_feedback:
                 p = tree.add(p, row.residuals[index][name])
-            sent[name] = _through(up, message_key(batch.key, field), p, scope)
+            sent[name] = _through(up, message_key(batch.key, field, inner), p, scope)
             if error_feedback:
                 errors[name] = tree.subtract(p, sent[name])
             sent[name] = jax.tree.map(lambda x: jnp.where(is_finite, x, jnp.nan), sent[name])
@@ -222,13 +251,15 @@ def _compress_messages(phase: Phase, place: Place, up, error_feedback, scope) ->
     return phase._replace(client_update=client_update, costs=costs)
 
 
-def _compress_broadcast(phase: Phase, index: int, down: Compressor, scope: str) -> Phase:
+def _compress_broadcast(
+    phase: Phase, index: int, down: Compressor, scope: str, inner: int
+) -> Phase:
     """Wrap a phase so that its broadcast is compressed."""
 
     def heard(server, round):
         """Compute the clients' copies after this round's broadcast."""
         held = server.held[index]
-        key = jax.random.fold_in(jax.random.fold_in(seeded(0), round), index)
+        key = _apart(jax.random.fold_in(jax.random.fold_in(seeded(0), round), index), inner)
         vectors = _vectors(phase.broadcast(server, round), held[0]) if held else []
         changes = [
             _through(down, jax.random.fold_in(key, i), tree.subtract(x, h), scope)

@@ -246,7 +246,7 @@ def guarantees(
     if schedule.sample_cohort is not None:
         raise ValueError(
             f"sample_cohort is set; the accounting of {algorithm.name} assumes uniform client "
-            "sampling. Omit sample_cohort or delta."
+            f"sampling. Omit sample_cohort or {'noise_bands' if delta is None else 'delta'}."
         )
     check_bands(noise_bands, schedule.sampling)
     if delta is None:

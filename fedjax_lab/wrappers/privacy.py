@@ -270,9 +270,11 @@ def _private(phase: Phase, place: Place, name: str, multiplier, quantile, bands)
         )
         z, sums, new_clips = jnp.asarray(multiplier, clip.dtype), dict(messages), server.clip
         if quantile is not None:
-            # Minus 1/2 for each participant, so that one client changes the count by 1/2.
-            count = sums.pop(_WITHIN) - came / 2
-            z, new_clip = _adapted(clip, z, quantile, count, n, count_key)
+            # Minus 1/2 for each participant, so that one client changes the count by 1/2; minus the
+            # quantile where the number is random, which then does not move the norm.
+            centre = 0.5 if cohort.expected_size is None else quantile
+            count = sums.pop(_WITHIN) - came * centre
+            z, new_clip = _adapted(clip, z, quantile, count, n, centre, count_key)
             new_clips = server.clip.at[index].set(new_clip)
         sums = {name: sums[name] for name in phase.reduce}
         drawn, kept = correlate(_draw(key, sums), server.noise[index], bands)
@@ -314,12 +316,13 @@ def _private(phase: Phase, place: Place, name: str, multiplier, quantile, bands)
     return with_field(wrapped, _WITHIN, float, "sum", _NUMBER_BYTES)
 
 
-def _adapted(clip, z, quantile, count, n, key) -> tuple[jax.Array, jax.Array]:
+def _adapted(clip, z, quantile, count, n, centre, key) -> tuple[jax.Array, jax.Array]:
     """Compute (z of the messages' noise, next clip norm) from the noised count."""
+    change = max(centre, 1 - centre)  # of the count, by one client
     count_noise = jnp.where(z > 0, jnp.maximum(_COUNT_SHARE * n, z), 0)
-    z = z / jnp.sqrt(1 - jnp.square(tree.safe_divide(z, 2 * count_noise)))
+    z = z / jnp.sqrt(1 - jnp.square(tree.safe_divide(z, count_noise / change)))
     count = count + count_noise * jax.random.normal(key, (), clip.dtype)
-    share = tree.safe_divide(count, n) + 0.5
+    share = tree.safe_divide(count, n) + centre
     return z, clip * jnp.exp(-_CLIP_RATE * (share - quantile))
 
 

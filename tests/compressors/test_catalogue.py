@@ -28,10 +28,24 @@ def test_a_composition_sends_positions_and_codes():
     assert as_compressor("compressor", "top_k:0.99+qsgd:15").bytes(1000) == 13 + (7 + 4)
 
 
+@pytest.mark.parametrize(
+    ("text", "options"),
+    [
+        ("qsgd:7:scaled", {"levels": 7, "scaled": True}),
+        ("qsgd:scaled", {"levels": 15, "scaled": True}),
+        ("terngrad:scaled", {"scaled": True}),
+        ("random_k:keep=0.25:rescale", {"comp": 0.75, "rescale": True}),
+    ],
+)
+def test_a_text_can_set_what_is_false_by_default(text, options):
+    said = ", ".join(f"{name}={value}" for name, value in options.items())
+    assert str(as_compressor("compressor", text)) == f"{text.partition(':')[0]}({said})"
+
+
 def test_descriptions():
     assert describe("sign")[:2] == ["as text: sign", "arguments in Python: none"]
     assert describe("qsgd")[:2] == [
-        "as text: qsgd:LEVELS",
+        "as text: qsgd:LEVELS[:scaled]",
         "arguments in Python: levels=15, scaled=False",
     ]
     assert describe("compose")[0] == "as text: SPARSIFIER+QUANTISER"

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_lab import algorithms, build_round, data, models, simulate, sweep
+from fedjax_lab import algorithms, build_round, data, load_run, models, simulate, sweep
 from fedjax_lab.data.cohort import Schedule
 from fedjax_lab.simulation.computation import Computation
 from fedjax_lab.simulation.evaluate import build_client_evaluation, build_evaluation
@@ -288,6 +288,20 @@ def test_the_caller_keeps_its_params():
     params = first_params()
     run(params=params, rounds=2)
     np.testing.assert_array_equal(params["w"], 0)  # donated buffers could not be read
+
+
+def test_infinities_and_nans_of_rows_survive_a_resumption(tmp_path):
+    def evaluate(params):
+        return {"up": jnp.inf, "rest": jnp.array([-jnp.inf, jnp.nan, 1.0])}
+
+    whole = run(rounds=4, evaluate=evaluate)
+    run(rounds=2, evaluate=evaluate, run_dir=tmp_path)
+    rows = run(rounds=4, evaluate=evaluate, run_dir=tmp_path).history
+    np.testing.assert_equal(rows, whole.history)
+    assert [row["up"] for row in rows] == [np.inf, np.inf]
+    file = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [row["rest"] for row in file] == [[None, None, 1.0]] * 2
+    assert load_run(tmp_path).history == file
 
 
 def test_a_diverging_run_is_written_as_null(tmp_path):

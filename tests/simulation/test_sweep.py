@@ -228,6 +228,29 @@ def test_points_are_all_combinations_or_a_list():
             ValueError,
             r"evaluate returned w of shape \(4, 3\); it must be a scalar",
         ),
+        (
+            {"evaluate": lambda params: params["w"].sum()},
+            TypeError,
+            "evaluate returned an array; it must be a dict",
+        ),
+        ({"evaluate": 3}, TypeError, "evaluate is 3; it must be a function"),
+        *(
+            (
+                {"evaluate": lambda params, name=name: {name: params["w"].sum()}},
+                ValueError,
+                f"evaluate returned '{name}', a name that rows already have",
+            )
+            for name in ("loss", "run", "diverged", "gradients", "round")
+        ),
+        ({"points": [0.1, 0.2]}, TypeError, r"points is \[0.1, 0.2\]; it must map names to lists"),
+        ({"clients": {"a": 3}}, TypeError, "clients is dict, not FederatedArrays"),
+        ({"params": {"w": 0.5}}, TypeError, r"params\['w'\] is float, not an array"),
+        ({"params": {}}, ValueError, "params is {}, without any array"),
+        (
+            {"build": lambda client_lr: algorithms.fedavg(loss_fn, client_lr=float(client_lr))},
+            TypeError,
+            "build needs to know a value, .* the values of client_lr are traced",
+        ),
     ],
 )
 def test_bad_arguments(changes, error, message):

@@ -28,6 +28,9 @@ class FakeCandidates:
         self.seeds, self.mode, self.gradients_per_step = [0, 1], mode, 1
         self.rounds_run, self._limit = 0, diverges_above
 
+    def accepts(self, point):
+        return True
+
     def advance(self, candidates, rounds):
         for candidate in candidates:
             if candidate.rounds:  # continues from its own state

@@ -469,6 +469,52 @@ def test_a_space_that_means_nothing_is_refused(space, error, message):
         read_space(space, {"fedavg": FEDAVG})
 
 
+def test_points_beyond_what_a_method_allows_are_not_tried():
+    build = functools.partial(algorithms.fedcm, loss_fn, client_lr=0.01)
+    found = search({"fedcm": build}, {"mixing": (0.3, 1.0)}, budget=8, rounds=4, seeds=[0])
+    tried = {trial.point["mixing"] for trial in found.trials}
+    assert max(tried) == 1.0 == found.best["fedcm"]["mixing"]
+    assert min(tried) == 0.3
+    assert found.edges == {"fedcm": ["mixing"]}
+
+
+@pytest.mark.parametrize(
+    ("space", "error", "message"),
+    [
+        ({"client_lr": [0.05, 0.1, -0.1]}, ValueError, "client_lr is -0.1"),
+        ({"fedavg": {"server_lr": [0.1, 0.2], "client_lr": [-0.1, 0.1]}}, ValueError, "is -0.1"),
+    ],
+)
+def test_all_limits_of_a_space_are_checked(space, error, message):
+    with pytest.raises(error, match=message):
+        search({"fedavg": FEDAVG}, space)
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        ({"params": None}, TypeError, "params is None"),
+        ({"params": lambda key: PARAMS}, TypeError, "params is function, not an array"),
+        ({"clients": PARAMS}, TypeError, "clients is dict, not FederatedArrays"),
+        ({"methods": {}}, ValueError, "methods is empty"),
+        ({"space": [("client_lr", (0.1, 0.2))]}, TypeError, "space is .* it must map a hyperp"),
+        ({"score": "accuracy"}, TypeError, "score is 'accuracy'; it must be None"),
+        (
+            {"methods": {"mine": lambda client_lr: FEDAVG(client_lr=float(client_lr))}},
+            TypeError,
+            r"methods\['mine'\] needs to know a value",
+        ),
+    ],
+)
+def test_wrong_arguments_are_named(changes, error, message):
+    arguments = {
+        **{"methods": {"fedavg": FEDAVG}, "space": {"client_lr": (0.1, 0.2)}},
+        **{"params": PARAMS, "clients": make_clients()},
+    } | SETTINGS
+    with pytest.raises(error, match=message):
+        tune(**{**arguments, **changes})
+
+
 def test_a_method_with_a_model_for_each_client_is_scored_with_a_warning(tmp_path):
     (tmp_path / search_log.TRIALS).write_text('{"search": "another"}')  # which ends it soon
     ditto = functools.partial(algorithms.ditto, loss_fn)

@@ -279,6 +279,11 @@ def test_bad_arguments(arguments, message):
     refused(lambda: with_buffered_aggregation(FEDAVG, buffer_size, concurrency, **options), message)
 
 
+def test_a_number_is_no_staleness():
+    with pytest.raises(TypeError, match=r"staleness is 0\.5; it must be text"):
+        with_buffered_aggregation(FEDAVG, 4, 8, staleness=0.5)
+
+
 def test_a_cohort_of_another_size_and_a_wrong_function_are_errors():
     batch = teller.batch_of(np.ones((3, 2, teller.D), np.float32))
     for algorithm, message in (

@@ -17,6 +17,8 @@ from fedjax_lab import (
     algorithms,
     build_round,
     compressors,
+    data,
+    simulate,
     with_compression,
     with_personal,
 )
@@ -412,8 +414,33 @@ def test_a_compressor_that_enlarges_is_a_warning():
     assert caught[0].filename == __file__
 
 
+def test_error_feedback_with_a_compressor_whose_error_may_grow_is_a_warning():
+    size = sum(leaf.size for leaf in jax.tree.leaves(initial_params()))
+    bound = compressors.qsgd(1).snr_bound(size)
+    assert bound > 1
+    with pytest.warns(UserWarning, match=rf"levels=1.* bound of {bound:.3g} .* for {size} numbers"):
+        begin(with_compression(algorithms.fedavg(loss_fn, **LR), "qsgd:1"))
+    for text, error_feedback in (("qsgd:1:scaled", True), ("qsgd:1", False)):  # no warning
+        wrapped = algorithms.fedavg(loss_fn, **LR)
+        begin(with_compression(wrapped, text, error_feedback=error_feedback))
+
+
+def test_nested_compressors_have_their_own_randomness():
+    """Each of two keeps half of the numbers: together a quarter, and not the same half."""
+    fedavg = algorithms.fedavg(lambda params, examples, key: -(examples @ params), client_lr=1.0)
+    twice = fedavg
+    for _ in range(2):
+        twice = with_compression(twice, "random_k:0.5", error_feedback=False)
+    clients = data.from_clients({0: np.ones((1, 4000), np.float32)})
+    run = {"rounds": 1, "cohort_size": 1, "local_steps": 1, "batch_size": 1}
+    params = simulate(twice, jnp.zeros(4000), clients, **run).params
+    assert abs(np.mean(np.asarray(params) != 0) - 0.25) < 0.03  # 4 standard deviations
+
+
 def test_wrong_arguments():
     fedavg = algorithms.fedavg(loss_fn, **LR)
+    with pytest.raises(TypeError, match=r"error_feedback is 'no'; it must be True or False"):
+        with_compression(fedavg, "sign", error_feedback="no")
     with pytest.raises(ValueError, match=r"scope is 'leaf'; .* global, per_leaf"):
         with_compression(fedavg, "sign", scope="leaf")
     with pytest.raises(ValueError, match=r"compressor is 'signs'; .* Did you mean 'sign'"):

@@ -350,7 +350,7 @@ def test_an_empty_poisson_cohort_has_its_noise():
 
 
 def test_the_adaptive_clip_under_poisson_cohorts():
-    """Andrew et al.'s update, less 1/2 for each that came, over the expected number."""
+    """Andrew et al.'s update, less the quantile for each that came, over the expected number."""
     messages = np.random.default_rng(3).normal(size=(N, 2, D))
     messages *= np.linspace(0.2, 2, N)[:, None, None]
     norms, clip = np.sqrt((messages**2).sum((1, 2))), 1.5
@@ -360,8 +360,27 @@ def test_the_adaptive_clip_under_poisson_cohorts():
         present = np.random.default_rng(t).random(N) < 0.5
         within = norms[present] <= clip
         state, _ = round_fn(state, poisson_batch(messages, present, t))
-        clip *= math.exp(-0.2 * ((within - 0.5).sum() / 4 + 0.5 - 0.75))
+        clip *= math.exp(-0.2 * (within - 0.75).sum() / 4)
         assert state.server.clip[0] == pytest.approx(clip, rel=1e-4)
+
+
+def test_dropouts_move_neither_the_adaptive_clip_nor_the_mean():
+    """All messages have norm 1: the clip of any quantile goes there, and stays."""
+    fedavg = algorithms.fedavg(lambda params, examples, key: -(examples @ params), client_lr=1.0)
+    rows = np.random.default_rng(0).normal(size=(40, 4)).astype(np.float32)
+    rows = rows / np.linalg.norm(rows, axis=1, keepdims=True) + 1e-4 * rows
+    clients = data.from_clients({i: row[None] for i, row in enumerate(rows)})
+    run = {
+        **{"cohort_size": 20, "sampling": "poisson", "devices": data.Devices(dropout=0.5)},
+        **{"batch_size": 1, "local_steps": 1, "eval_every": 50},
+    }
+    adaptive = with_dp(fedavg, 0.5, 0.0, adaptive_quantile=0.9)
+    result = simulate(adaptive, jnp.zeros(4), clients, rounds=100, **run)
+    assert abs(result.history[-1]["clip_norm"] - 1) < 0.2
+    fixed = with_dp(fedavg, 2.0, 0.0)
+    total = simulate(fixed, jnp.zeros(4), clients, rounds=100, **run).params
+    ratio = float(total @ rows.mean(0)) / (100 * float(rows.mean(0) @ rows.mean(0)))
+    assert abs(ratio - 1) < 0.3
 
 
 def test_weights_are_an_error():
