@@ -2,7 +2,6 @@
 
 import functools
 import math
-import warnings
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -10,6 +9,7 @@ import jax
 import numpy as np
 
 from fedjax_lab import data
+from fedjax_lab.checks import warn
 from fedjax_lab.clients.host_table import HostTable
 from fedjax_lab.command.config import RunConfig
 from fedjax_lab.data.heterogeneity import labels_of
@@ -70,9 +70,7 @@ def build_own_tests(
     if parts is not None and config.machine.client_store == "host":
         why = "client_store is 'host', where no device holds all clients' models"
     if parts is None or why:
-        warnings.warn(
-            f"rows have no personal_accuracy of {algorithm.name}: {why}.", UserWarning, stacklevel=2
-        )
+        warn(f"rows have no personal_accuracy of {algorithm.name}: {why}.")
         return ClientTests()
     tests = parts()
     score = getattr(count_fn, "score", ACCURACY)

@@ -1,11 +1,10 @@
 """``fedjax-lab sweep``: a grid of hyperparameters and seeds as one compiled program."""
 
 import sys
-import warnings
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from fedjax_lab.checks import check_choice
+from fedjax_lab.checks import check_choice, warn
 from fedjax_lab.command.build import VARIED
 from fedjax_lab.command.commands import PROG, SweepCommand
 from fedjax_lab.command.config import RunConfig
@@ -81,11 +80,9 @@ def run_sweep(
 
     setup = build(config)
     if setup.algorithm.personal is not None:
-        warnings.warn(
+        warn(
             f"a sweep evaluates only the global model, and {config.method.algorithm} has a model "
             "for each client: use run, whose rows have personal_accuracy.",
-            UserWarning,
-            stacklevel=2,
         )
     if progress:
         print(setup.clients.summary(), file=sys.stderr, flush=True)

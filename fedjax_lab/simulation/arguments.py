@@ -2,7 +2,6 @@
 
 import json
 import os
-import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -10,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_lab.checks import MOST_ROUNDS, check_int
+from fedjax_lab.checks import MOST_ROUNDS, check_int, warn
 from fedjax_lab.clients.metrics import apply_loss, with_constants, with_frozen_weights
 from fedjax_lab.data import FederatedArrays, FederatedStream
 from fedjax_lab.data.heterogeneity import targets_of
@@ -156,12 +155,10 @@ def warn_of_nonfinite_data(clients: FederatedArrays) -> None:
     ids = np.unique(owners[broken]).tolist()
     named = ids if clients.names is None else [clients.names[i] for i in ids]
     more = f" and {len(ids) - _NAMED} more" if len(ids) > _NAMED else ""
-    warnings.warn(
+    warn(
         f"{broken.sum()} examples of the clients {', '.join(map(str, named[:_NAMED]))}{more} "
         "have values that are not finite; on_nonfinite decides what happens in a round that "
         "uses them.",
-        UserWarning,
-        stacklevel=6,
     )
 
 
@@ -177,12 +174,10 @@ def warn_of_statistics(params: Any) -> None:
         if _is_statistic(node) or "batch_stats" in map(str, (getattr(p, "key", p) for p in path))
     ]
     if found:
-        warnings.warn(
+        warn(
             f"params holds running statistics ({', '.join(found[:_NAMED])}), which have no "
             "gradient and would not follow the data. Use "
             "fedjax_lab.models.batch_norm.BatchNorm, whose statistics do.",
-            UserWarning,
-            stacklevel=4,
         )
 
 
