@@ -17,7 +17,7 @@ from fedjax_lab.data import ClientTimes, Devices
 from fedjax_lab.data.cifar import LABELS
 from fedjax_lab.data.client_sampling import SAMPLINGS
 from fedjax_lab.data.shakespeare import FEDERATED
-from fedjax_lab.data.sources import TABLES
+from fedjax_lab.data.sources import LOAD_OPTIONS, TABLES
 from fedjax_lab.data.text import TOKENS
 from fedjax_lab.machine.target import LOWERINGS
 from fedjax_lab.models import COMPUTE_DTYPES
@@ -224,6 +224,10 @@ class DataSettings:
     def is_natural(self) -> bool:
         """Whether the partition uses the clients' own ids."""
         return self.partition.partition(":")[0] == NATURAL_SCHEME
+
+    def load_options(self) -> dict[str, Any]:
+        """Return the options of ``data.load``."""
+        return {name: getattr(self, name) for name in LOAD_OPTIONS}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -339,7 +339,7 @@ def _draw(key: Key, like: dict[str, PyTree]) -> dict[str, PyTree]:
     leaves, structure = jax.tree.flatten(like)
     drawn = []
     for number, leaf in enumerate(leaves):
-        dtype = jnp.promote_types(leaf.dtype, jnp.float32)
+        dtype = tree.wide_dtype(leaf.dtype)
         drawn.append(jax.random.normal(jax.random.fold_in(key, number), leaf.shape, dtype))
     return jax.tree.unflatten(structure, drawn)
 
