@@ -166,6 +166,7 @@ class LocalTraining:
         *,
         lr: Scalar | Callable[[jax.Array, jax.Array], jax.Array] | None = None,
         memory: PyTree = (),
+        transform: optax.GradientTransformation | None = None,
         sum_directions: bool = False,
     ) -> LocalResult:
         """Take the client's local steps, as ``local_steps`` does.
@@ -176,6 +177,7 @@ class LocalTraining:
           direction: what a step descends. None: the gradient, which is local SGD.
           lr: learning rate, or a function of (k, K_i). None: that of the round.
           memory: initial ``step.memory``; () if the method carries nothing.
+          transform: of the direction, in place of ``step_transform``. None: that.
           sum_directions: as in ``local_steps``, for ``LocalResult.untransformed``.
         """
         lr = self.rate(batch.round) if lr is None else lr
@@ -187,7 +189,7 @@ class LocalTraining:
             batch,
             lr,
             memory,
-            self.step_transform,
+            self.step_transform if transform is None else transform,
             sum_directions,
         )
 

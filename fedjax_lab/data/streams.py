@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_lab.checks import check_int
-from fedjax_lab.data.dtypes import stored_dtype, to_native
+from fedjax_lab.data.dtypes import common_length, stored_dtype, to_native
 from fedjax_lab.data.federated import (
     FederatedArrays,
     PartitionInfo,
@@ -60,12 +60,7 @@ class HostArrays:
             lambda leaf: map_file(leaf) if is_path(leaf) else np.asanyarray(leaf), examples
         )
         leaves = jax.tree.leaves(self._arrays)
-        lengths = {leaf.shape[:1] for leaf in leaves}
-        if len(lengths) != 1 or () in lengths:
-            raise ValueError(
-                f"examples has leaves with leading axes {sorted(lengths)}; all must have the same "
-                "[n]."
-            )
+        common_length("examples", leaves)
         self.shapes = jax.tree.map(
             lambda leaf: jax.ShapeDtypeStruct(leaf.shape, stored_dtype("examples", leaf)),
             self._arrays,

@@ -184,31 +184,19 @@ def _times(rows, columns, axes):
 
 
 def _pair(rows, columns, axes):
-    on_gpu = traced_for().platform == "gpu"
-    return (_pair_on_gpu if on_gpu else _pair_on_tpu)(rows, columns, axes)
+    """Compute inner products on an accelerator.
 
-
-def _pair_on_gpu(rows, columns, axes):
-    """Compute inner products on a GPU without loops, each of whose steps would start its kernels.
-
-    Its sums are trees, which need no blocks.
+    On a GPU without loops, each of whose steps would start its kernels; its sums are trees, which
+    need no blocks. On a TPU fast to compile, or fast to run if they are large: a float32 matrix
+    product in full precision takes three times as long to compile there.
     """
     if rows.ndim == columns.ndim == axes:
         return jnp.sum(rows * columns).reshape(1, 1)
     rows, columns = _stacked([rows], axes), _stacked([columns], axes)
-    few = min(len(rows), len(columns)) <= FEW_ROWS
-    return (sums_of_products if few else product_of_blocks)(rows, columns)
-
-
-def _pair_on_tpu(rows, columns, axes):
-    """Compute inner products on a TPU: fast to compile, or fast to run if they are large.
-
-    A float32 matrix product in full precision takes three times as long to compile there.
-    """
-    if rows.ndim == columns.ndim == axes:
-        return jnp.sum(rows * columns).reshape(1, 1)
-    rows, columns = _stacked([rows], axes), _stacked([columns], axes)
-    many = min(len(rows), len(columns)) > _MANY_ROWS and rows[0].size > _MANY_NUMBERS
+    fewest = min(len(rows), len(columns))
+    if traced_for().platform == "gpu":
+        return (sums_of_products if fewest <= FEW_ROWS else product_of_blocks)(rows, columns)
+    many = fewest > _MANY_ROWS and rows[0].size > _MANY_NUMBERS
     takes_parts = many and rows.dtype == jnp.float32
     return (product_of_parts if takes_parts else sums_of_products)(rows, columns)
 

@@ -184,11 +184,14 @@ def measures(runs: Iterable[Run], tail: Tail) -> dict[str, Callable[[Run], float
         "last (%)": lambda run: 100 * last(run.values(ACCURACY)),
         f"{tail.name} (%)": lambda run: 100 * tail.mean(run),
     }
-    on_training_data = {"worst 10 % of clients (%)": lambda run: 100 * _worst(run)}
+    worst = f"worst_10_percent_{ACCURACY}"
+    on_training_data = {
+        "worst 10 % of clients (%)": lambda run: 100 * number(run.summary.get(worst))
+    }
     own = _own_models(ACCURACY, tail, 100, " (%)") if personal else {}
     found = {**own, **_named(accuracies, personal), **(spread or on_training_data)}
     if any(PERPLEXITY in run.rows[-1] for run in runs):
-        found["lowest perplexity"] = _lowest_perplexity
+        found["lowest perplexity"] = lambda run: lowest(run.values(PERPLEXITY))
     return {**found, **spent}
 
 
@@ -233,14 +236,6 @@ def seed_table(runs: Sequence[Run]) -> Rows:
     ]
     mean = ["mean ± 95 %", *map(format_estimate, means, digits)]
     return [["seed", *(name.replace(" of clients (%)", " (%)") for name in columns)], *rows, mean]
-
-
-def _lowest_perplexity(run: Run) -> float:
-    return lowest(run.values("perplexity"))
-
-
-def _worst(run: Run) -> float:
-    return number(run.summary.get("worst_10_percent_accuracy"))
 
 
 def target_table(groups: Sequence[Group], target: float) -> Rows:

@@ -13,7 +13,7 @@ from fedjax_lab.checks import MOST_ROUNDS, check_int, warn
 from fedjax_lab.clients.metrics import apply_loss, with_constants, with_frozen_weights
 from fedjax_lab.data import FederatedArrays, FederatedStream
 from fedjax_lab.data.heterogeneity import targets_of
-from fedjax_lab.machine.keys import seeded
+from fedjax_lab.machine.keys import is_key, seeded
 from fedjax_lab.machine.target import tracing_with
 from fedjax_lab.models.label_checks import check_labels
 from fedjax_lab.round import Algorithm, check_algorithm
@@ -265,7 +265,7 @@ def _blank(values: PyTree) -> PyTree:
     """Replace values that no label depends on by zeros."""
 
     def zeros(leaf):
-        if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        if is_key(leaf):
             return jnp.broadcast_to(seeded(0), leaf.shape)
         return jnp.zeros(leaf.shape, leaf.dtype)
 
