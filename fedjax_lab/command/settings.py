@@ -12,7 +12,14 @@ from typing import Annotated, Any, get_type_hints
 
 import tyro
 
-from fedjax_lab.checks import LAST_SEED, MOST_ROUNDS, check_choice, check_int, check_number
+from fedjax_lab.checks import (
+    LAST_SEED,
+    MOST_ROUNDS,
+    check_choice,
+    check_int,
+    check_number,
+    check_share,
+)
 from fedjax_lab.data import ClientTimes, Devices
 from fedjax_lab.data.cifar import LABELS
 from fedjax_lab.data.client_sampling import SAMPLINGS
@@ -37,9 +44,7 @@ Count = partial(check_int, minimum=1, maximum=MOST_ROUNDS)
 Seed = partial(check_int, minimum=0, maximum=LAST_SEED)
 NotNegative = partial(check_number, minimum=0.0)
 Positive = partial(check_number, minimum=0.0, exclusive_minimum=True)
-Share = partial(
-    check_number, minimum=0.0, maximum=1.0, exclusive_minimum=True, exclusive_maximum=True
-)
+Share = partial(check_share)
 
 
 def _one_of(choices: Iterable[str]) -> Any:

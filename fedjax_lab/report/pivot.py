@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from fedjax_lab.checks import check_choice
-from fedjax_lab.estimates import NOTHING, Estimate, decimals, estimate, format_estimate
+from fedjax_lab.estimates import NOTHING, Estimate, digits_of, estimate, format_estimate
 from fedjax_lab.markdown import Rows, inert, markdown_table, printable
 from fedjax_lab.report.paired import NOISE, best_group, paired_difference
 from fedjax_lab.report.runs import Group, Run, differing_parts, show
@@ -18,6 +18,7 @@ from fedjax_lab.report.sections import (
     dataset_of,
     direction,
     metric_of,
+    names_that_differ,
     runs_of,
     sections_of,
     setting_of,
@@ -134,8 +135,7 @@ def pivots_of(
     for entry in entries:
         tables.setdefault(_rest(entry, axes), []).append(entry)
     rests = [{n: v for n, v in some[0].values.items() if n not in axes} for some in tables.values()]
-    names = dict.fromkeys(name for rest in rests for name in rest if name != "data_hash")
-    differ = [n for n in names if len({json.dumps(rest.get(n)) for rest in rests}) > 1]
+    differ = [name for name in names_that_differ(rests) if name != "data_hash"]
     titles = [
         ", ".join(f"{printable(n)} {show(rest[n])}" for n in differ if n in rest) for rest in rests
     ]
@@ -264,7 +264,7 @@ def score_rows(pivot: Pivot, best: Callable[[str], str]) -> Rows:
 
     is_error = all(math.isnan(cell.target) for cell in pivot.cells.values())
     means = (cell.score.mean for cell in pivot.cells.values())
-    digits = decimals(means) if is_error else 2
+    digits = digits_of(means, is_error)
 
     def text(cell: Cell) -> str:
         shown = format_estimate(cell.score, digits) + (f" {UNSOLVED}" if cell.unsolved else "")

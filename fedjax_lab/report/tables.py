@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from fedjax_lab.estimates import NOTHING, Estimate, decimals, estimate, format_estimate
+from fedjax_lab.estimates import NOTHING, Estimate, digits_of, estimate, format_estimate
 from fedjax_lab.markdown import Rows, code, inert, markdown_table
 from fedjax_lab.qp.residuals import LARGEST_RESIDUAL, unsolved
 from fedjax_lab.report.distribution import spread_measures
@@ -66,6 +66,7 @@ OVER_CLIENTS = (
     "last model on each client's own test examples."
 )
 _NOT_OF_SEEDS = ("best tenth", "variance")  # for which a terminal is too narrow
+_COLUMNS = 3  # of names and values, side by side
 _GLOBAL = "global model, "  # before a column's name
 _BY_GLOBAL_MODEL = (
     " **Compared by the global model, because no run scored the clients' own models: {}.**"
@@ -125,7 +126,9 @@ def accuracy_table(groups: Sequence[Group], measure: Callable[[Run], float] | No
         return sign * tail.mean(run, metric)
 
     found = [[over_seeds(group, value) for value in columns.values()] for group in groups]
-    digits = [_digits(column, sign) for column in zip(*found, strict=True)]
+    digits = [
+        digits_of((value.mean for value in column), sign < 0) for column in zip(*found, strict=True)
+    ]
 
     def row(group: Group, values: list[Estimate], behind: list[str]) -> list[str]:
         shown = [format_estimate(value, of) for value, of in zip(values, digits, strict=True)]
@@ -134,11 +137,6 @@ def accuracy_table(groups: Sequence[Group], measure: Callable[[Run], float] | No
     compared = measure or by_tail
     behind = behind_best(groups, lambda run: scale * compared(run), is_error=sign < 0)
     return [head, *(row(*cells) for cells in zip(groups, found, behind, strict=True))]
-
-
-def _digits(column: Iterable[Estimate], sign: float) -> int:
-    """Return the decimals of a column: two, or of errors what their size needs."""
-    return decimals(value.mean for value in column) if sign < 0 else 2
 
 
 def marked(group: Group) -> str:
@@ -223,7 +221,7 @@ def seed_table(runs: Sequence[Run]) -> Rows:
     columns = {n: f for n, f in columns.items() if not n.startswith(_NOT_OF_SEEDS)}
     sign, _ = direction(runs)
     means = [estimate([f(run) for run in runs]) for f in columns.values()]
-    digits = [_digits([found], sign) for found in means]
+    digits = [digits_of([found.mean], sign < 0) for found in means]
     rows = [
         [
             str(run.seed),
@@ -294,7 +292,7 @@ def run_table(groups: Sequence[Group]) -> Rows:
     unit = f"own models, {unit}" if metric.startswith(OWN) else unit
     head = ["run", "method", "seed", "partition", "rounds", unit]
     last_ones = [estimate([scale * r.values(metric)[-1]]) for r in runs_of(groups)]
-    digits = _digits(last_ones, sign)
+    digits = digits_of((value.mean for value in last_ones), sign < 0)
 
     def row(group: Group, run: Run) -> list[str]:
         rounds = f"{run.rows[-1]['round']:,}"
@@ -450,10 +448,10 @@ def _listed(values: dict[str, Any]) -> str:
     return ", ".join(shown) or NOTHING
 
 
-def _in_columns(values: dict[str, Any], columns: int = 3) -> Rows:
+def _in_columns(values: dict[str, Any]) -> Rows:
     """Format names and values in several columns, to be read downwards."""
     cells = [[inert(name), code(show(value))] for name, value in sorted(values.items())]
-    height = -(-len(cells) // columns)
+    height = -(-len(cells) // _COLUMNS)
     cells += [["", ""]] * (-len(cells) % height)
     rows = [[text for cell in cells[row::height] for text in cell] for row in range(height)]
     return [["setting", "value"] * (len(cells) // height), *rows]
