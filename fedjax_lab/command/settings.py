@@ -32,7 +32,7 @@ from fedjax_lab.round import ON_NONFINITE
 from fedjax_lab.simulation.loggers import LOGGERS
 from fedjax_lab.simulation.placement import CLIENT_STORES
 
-TEST_SPLIT = "clients:0.2"  # the default
+DEFAULT_TEST_SPLIT = "clients:0.2"
 # A partition of the command line alone: in Python, ids are an array.
 NATURAL = "natural:ARRAY"
 NATURAL_SCHEME = "natural"
@@ -169,7 +169,7 @@ class DataSettings:
     column; a number; keep: a category of its own. MARK=MEANING for single marks, such as ?=drop.
     None: missing values are errors."""
 
-    test_split: str = TEST_SPLIT
+    test_split: str = DEFAULT_TEST_SPLIT
     """For a table: the test set. clients:0.2 holds out a share of the clients, examples:0.2 a share
     of each client's rows; or another file .csv, .tsv or .parquet."""
 

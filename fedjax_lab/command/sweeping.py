@@ -13,7 +13,7 @@ from fedjax_lab.command.launch import INTERRUPTED, start
 from fedjax_lab.command.options import float_options, parse_options, server_lr_of
 from fedjax_lab.command.screen import file_to_write, print_rows
 from fedjax_lab.estimates import estimate, format_estimate
-from fedjax_lab.markdown import Rows
+from fedjax_lab.markdown import Cells
 from fedjax_lab.simulation.sweep_result import Point, SweepResult, check_seeds, list_points
 
 # Column -> (metric, "last" or "best" evaluation, scale, digits).
@@ -161,7 +161,7 @@ def at_point(settings: RunConfig, point: Point) -> RunConfig:
     return settings.replace(**varied, option=(*settings.method.option, *options))
 
 
-def sweep_table(result: SweepResult) -> Rows:
+def sweep_table(result: SweepResult) -> Cells:
     """Return header and rows: each point with the means of its scores and 95 % intervals.
 
     Args:

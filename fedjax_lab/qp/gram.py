@@ -42,7 +42,7 @@ def inner_products(rows: PyTree, *others: PyTree) -> jax.Array:
         products = []
         for is_divided, leaf, *other in zip(divided, *map(jax.tree.leaves, trees), strict=True):
             left = rows_of(leaf)
-            right = Rows(left.shape, [part.reshape(len(part), *left.shape) for part in other])
+            right = RowBlocks(left.shape, [part.reshape(len(part), *left.shape) for part in other])
             products.append(_product([left], [right], dtype, [is_divided]))
         return jnp.stack(products)
 
@@ -96,7 +96,7 @@ def _add(total: tuple[jax.Array, jax.Array], term: jax.Array) -> tuple[jax.Array
     return new, error + ((value - (new - part)) + (term - part))
 
 
-class Rows(NamedTuple):
+class RowBlocks(NamedTuple):
     """A leaf of C rows. Few rows are separate arrays, which avoids a stack.
 
     Attributes:
@@ -132,25 +132,27 @@ class Rows(NamedTuple):
         return found
 
 
-def rows_of(leaf: jax.Array) -> Rows:
-    """Return a leaf of rows as ``Rows``.
+def rows_of(leaf: jax.Array) -> RowBlocks:
+    """Return a leaf of rows as ``RowBlocks``.
 
     Args:
       leaf: [C, ...].
     """
     leaf = leaf[:, None] if leaf.ndim == 1 else leaf
-    return Rows(leaf.shape[1:], list(leaf) if len(leaf) <= FEW_ROWS else [leaf])
+    return RowBlocks(leaf.shape[1:], list(leaf) if len(leaf) <= FEW_ROWS else [leaf])
 
 
-def _row_of(leaf: jax.Array) -> Rows:
+def _row_of(leaf: jax.Array) -> RowBlocks:
     return rows_of(leaf[None])
 
 
-def _joined(*some: Rows) -> Rows:
-    return Rows(some[0].shape, [part for rows in some for part in rows.parts])
+def _joined(*some: RowBlocks) -> RowBlocks:
+    return RowBlocks(some[0].shape, [part for rows in some for part in rows.parts])
 
 
-def _product(left: list[Rows], right: list[Rows], dtype: Any, divided: Sequence[bool]) -> jax.Array:
+def _product(
+    left: list[RowBlocks], right: list[RowBlocks], dtype: Any, divided: Sequence[bool]
+) -> jax.Array:
     """Compute left @ right.T [C, K] of vectors, as lists of leaves, compensated over blocks."""
     whole, parts = _split(divided)
     found = [
@@ -294,7 +296,7 @@ def _matrix_square(parts, scale, axes):
 
 
 def _gram(
-    vectors: list[Rows], dtype: Any, scale: jax.Array, divided: Sequence[bool]
+    vectors: list[RowBlocks], dtype: Any, scale: jax.Array, divided: Sequence[bool]
 ) -> tuple[jax.Array, jax.Array]:
     """Compute the scaled vectors' inner products [K, K], compensated, and largest numbers [K]."""
     whole, parts = _split(divided)
@@ -334,7 +336,7 @@ def are_safe(squares: jax.Array) -> jax.Array:
 
 def scaled_gram(
     p: list[jax.Array],
-    rows: list[Rows],
+    rows: list[RowBlocks],
     dtype: Any,
     mask: jax.Array | None,
     products: tuple[jax.Array, ...] | None,
@@ -383,7 +385,7 @@ def scaled_gram(
 
 
 def sum_of_rows(
-    rows: list[Rows], weights: jax.Array, scale: jax.Array, dtype: Any
+    rows: list[RowBlocks], weights: jax.Array, scale: jax.Array, dtype: Any
 ) -> list[jax.Array]:
     """Compute sum_c weights[c] rows[c] of the scaled rows.
 
@@ -434,7 +436,7 @@ def _weighted_product(weights, rows):
 def along(
     q: list[jax.Array],
     change: list[jax.Array],
-    rows: list[Rows],
+    rows: list[RowBlocks],
     scale: jax.Array,
     dtype: Any,
     divided: Sequence[bool],

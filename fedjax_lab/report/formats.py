@@ -7,7 +7,7 @@ from pathlib import Path
 from fedjax_lab.checks import check_choice
 from fedjax_lab.estimates import NOTHING
 from fedjax_lab.machine.atomic_files import write_text
-from fedjax_lab.markdown import Rows
+from fedjax_lab.markdown import Cells
 from fedjax_lab.report.csv_text import pivots_csv, runs_csv
 from fedjax_lab.report.html import html_page
 from fedjax_lab.report.paired import NOISE
@@ -126,7 +126,7 @@ def write_format(text: str, out: str | Path) -> None:
     write_text(path, text)
 
 
-def latex_table(rows: Rows) -> str:
+def latex_table(rows: Cells) -> str:
     """Format rows as a tabular of the package booktabs; the first row is the header.
 
     Args:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from fedjax_lab.checks import check_choice
 from fedjax_lab.estimates import NOTHING, Estimate, digits_of, estimate, format_estimate
-from fedjax_lab.markdown import Rows, inert, markdown_table, printable
+from fedjax_lab.markdown import Cells, inert, markdown_table, printable
 from fedjax_lab.report.paired import NOISE, best_group, paired_difference
 from fedjax_lab.report.runs import Group, Run, differing_parts, show
 from fedjax_lab.report.sections import (
@@ -254,7 +254,7 @@ def _hyperparameters(run: Run) -> dict[str, Any]:
     return {name: value for name, value in run.settings.items() if name not in task}
 
 
-def score_rows(pivot: Pivot, best: Callable[[str], str]) -> Rows:
+def score_rows(pivot: Pivot, best: Callable[[str], str]) -> Cells:
     """Return header and rows of scores: mean and interval over the seeds.
 
     Args:
@@ -275,7 +275,7 @@ def score_rows(pivot: Pivot, best: Callable[[str], str]) -> Rows:
     return _rows(pivot, text)
 
 
-def target_rows(pivot: Pivot) -> Rows | None:
+def target_rows(pivot: Pivot) -> Cells | None:
     """Return header and rows of rounds to the target; None if there is no target.
 
     A mean is given only if all seeds reach it. Targets stand beside the settings' names.
@@ -301,7 +301,7 @@ def _rows(
     text: Callable[[Cell], str],
     named: Callable[[str], str] = str,
     side: int | None = None,
-) -> Rows:
+) -> Cells:
     rows, columns = (
         {name: named(name) if side == axis else name for name in names}
         for axis, names in enumerate((pivot.rows, pivot.columns))
@@ -377,6 +377,6 @@ def notes(pivots: Sequence[Pivot]) -> list[str]:
     return [UNSOLVED_NOTE] if unsolved else []
 
 
-def _shown(rows: Rows) -> str:
+def _shown(rows: Cells) -> str:
     head, *body = rows
     return markdown_table([list(map(inert, head)), *([inert(row[0]), *row[1:]] for row in body)])

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from fedjax_lab.estimates import NOTHING, Estimate, digits_of, estimate, format_estimate
-from fedjax_lab.markdown import Rows, code, inert, markdown_table
+from fedjax_lab.markdown import Cells, code, inert, markdown_table
 from fedjax_lab.qp.residuals import LARGEST_RESIDUAL, unsolved
 from fedjax_lab.report.distribution import spread_measures
 from fedjax_lab.report.paired import NOISE, behind_best
@@ -99,7 +99,7 @@ def top(run: Run) -> float:
     return best(run.values("accuracy"))
 
 
-def accuracy_table(groups: Sequence[Group], measure: Callable[[Run], float] | None = None) -> Rows:
+def accuracy_table(groups: Sequence[Group], measure: Callable[[Run], float] | None = None) -> Cells:
     """Return header and rows: accuracies in percent, and each group's distance from the best.
 
     Language models also have the lowest perplexity, and private runs have epsilon; regressions have
@@ -211,7 +211,7 @@ def _own_models(
     }
 
 
-def seed_table(runs: Sequence[Run]) -> Rows:
+def seed_table(runs: Sequence[Run]) -> Cells:
     """Return header and rows for a terminal: one row for each run, then their mean.
 
     Args:
@@ -236,7 +236,7 @@ def seed_table(runs: Sequence[Run]) -> Rows:
     return [["seed", *(name.replace(" of clients (%)", " (%)") for name in columns)], *rows, mean]
 
 
-def target_table(groups: Sequence[Group], target: float) -> Rows:
+def target_table(groups: Sequence[Group], target: float) -> Cells:
     """Return header and rows: cost to reach ``target``; a mean only if all seeds reach it."""
     columns: dict[str, tuple[str, float, int]] = {  # the name in a row, a factor, digits
         "rounds": ("round", 1, 0),
@@ -265,7 +265,7 @@ def target_table(groups: Sequence[Group], target: float) -> Rows:
     return [["method", "seeds that reach it", *columns], *map(row, groups)]
 
 
-def time_table(groups: Sequence[Group]) -> Rows:
+def time_table(groups: Sequence[Group]) -> Cells:
     """Return header and rows: compile seconds, run seconds, rounds per second; means over seeds."""
     head = ["method", "compile (s)", "run (s)", "rounds per second"]
 
@@ -285,7 +285,7 @@ def _rounds_per_second(run: Run) -> float:
     return run.rows[-1]["round"] / run.seconds if run.seconds > 0 else math.nan
 
 
-def run_table(groups: Sequence[Group]) -> Rows:
+def run_table(groups: Sequence[Group]) -> Cells:
     """Return header and rows: every run with its partition's hash and its state."""
     sign, metric = direction(runs_of(groups))
     unit, scale = ("mean squared error", 1) if sign < 0 else ("accuracy (%)", 100)
@@ -385,7 +385,7 @@ def _not_scored(groups: Sequence[Group], personal: bool) -> str:
     return (_NOT_SCORED if personal else _BY_GLOBAL_MODEL).format(names) if names else ""
 
 
-def _shown(rows: Rows) -> str:
+def _shown(rows: Cells) -> str:
     return markdown_table([[inert(cell) for cell in row] for row in rows])
 
 
@@ -448,7 +448,7 @@ def _listed(values: dict[str, Any]) -> str:
     return ", ".join(shown) or NOTHING
 
 
-def _in_columns(values: dict[str, Any]) -> Rows:
+def _in_columns(values: dict[str, Any]) -> Cells:
     """Format names and values in several columns, to be read downwards."""
     cells = [[inert(name), code(show(value))] for name, value in sorted(values.items())]
     height = -(-len(cells) // _COLUMNS)
