@@ -4,6 +4,7 @@ Checks run on concrete Python and NumPy values, at construction or trace time. A
 value is not checked, because it is unknown before the program runs.
 """
 
+import collections
 import contextlib
 import difflib
 import functools
@@ -12,7 +13,7 @@ import os
 import sys
 import warnings
 import weakref
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable
 from typing import Any
 
 import jax
@@ -227,6 +228,30 @@ def check_number(
             parts.append(f"{'less than' if exclusive_maximum else 'at most'} {maximum:g}")
         raise ValueError(f"{argument} is {value}; it must be {' and '.join(parts)}.")
     return value
+
+
+def check_share(argument: str, value: Any) -> Any:
+    """Return ``value`` if it is a number in (0, 1); tracers pass unchecked.
+
+    Args:
+      argument: the argument's name, for the error.
+      value: what was given.
+
+    Raises:
+      TypeError, ValueError: as ``check_number``.
+    """
+    return check_number(
+        argument, value, minimum=0, maximum=1, exclusive_minimum=True, exclusive_maximum=True
+    )
+
+
+def repeated(values: Iterable[Hashable]) -> Any:
+    """Return the first of several values that occurs more than once; None: all are distinct.
+
+    Args:
+      values: none of them is None.
+    """
+    return next((value for value, n in collections.Counter(values).items() if n > 1), None)
 
 
 def check_channels_last(argument: str, shape: tuple[int, ...]) -> None:

@@ -141,7 +141,7 @@ def clip_norm_of(transform: Any) -> Any:
     """
     update = getattr(transform, "update", None)
     while isinstance(update, types.FunctionType):
-        known, factory = _variables(update), _factory_of(update)
+        known, factory = closed_over(update), _factory_of(update)
         if factory == "optax.clip_by_global_norm":
             return known["max_norm"]
         if factory == "optax.chain":
@@ -217,11 +217,11 @@ def _transform(init: Any, update: Any, inner: Callable[[Any], Any]) -> Any:
         return inner(update.__self__)
     if not isinstance(update, types.FunctionType):
         return inner(update)
-    known = _variables(update)
+    known = closed_over(update)
     if _factory_of(update) == "optax.with_extra_args_support" and _is_transform(known.get("tx")):
         return _transform(known["tx"].init, known["tx"].update, inner)
     if _factory_of(update) == "optax.chain" and isinstance(init, types.FunctionType):
-        pairs = zip(_variables(init)["init_fns"], known["update_fns"], strict=True)
+        pairs = zip(closed_over(init)["init_fns"], known["update_fns"], strict=True)
         parts = [_transform(*pair, inner) for pair in pairs]
         return {FUNCTION: "optax.chain", ARGUMENTS: parts}
     functions = (init, update) if isinstance(init, types.FunctionType) else (update,)
@@ -235,7 +235,7 @@ def _made(
     last, found = functions[-1], {}
     siblings = qualname.rpartition(".")[0]
     for function in functions:
-        for name, part in {**_variables(function), **_read(function)}.items():
+        for name, part in {**closed_over(function), **_read(function)}.items():
             own = getattr(part, "__qualname__", "").rpartition(".")[0]
             if not any(part is made for made in functions) and not (own and own == siblings):
                 found[name] = part
@@ -286,8 +286,12 @@ def _listed(parts: list[Any]) -> Any:
     return parts if len(parts) <= _MOST else {ARRAY: f"list[{len(parts)}]", "hash": _hash(parts)}
 
 
-def _variables(function: types.FunctionType) -> dict[str, Any]:
-    """Return the variables that a function closes over."""
+def closed_over(function: types.FunctionType) -> dict[str, Any]:
+    """Return the variables that a function closes over; one that is not filled yet is None.
+
+    Args:
+      function: not called.
+    """
     found = {}
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
         try:

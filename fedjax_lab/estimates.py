@@ -63,6 +63,16 @@ def decimals(values: Iterable[float]) -> int:
     return min(max(2, 2 - math.floor(math.log10(min(sizes)))), 12) if sizes else 2
 
 
+def digits_of(values: Iterable[float], is_error: bool) -> int:
+    """Return the decimals of a column of scores: two, or of errors what their size needs.
+
+    Args:
+      values: the scores, as for ``decimals``.
+      is_error: whether they are errors.
+    """
+    return decimals(values) if is_error else 2
+
+
 def format_estimate(value: Estimate, digits: int) -> str:
     """Format an estimate, such as "95.12 ± 0.31"; NaN becomes a dash.
 

@@ -2,12 +2,12 @@
 
 import re
 
-Rows = list[list[str]]
+Cells = list[list[str]]
 # What begins a link, an image, a tag, a formula or a mention, in some reader of Markdown.
 _ACTIVE = re.compile(r"[`*\[\]<>\\!&~$@]|://|www\.")
 
 
-def markdown_table(rows: Rows, *, text: bool = False) -> str:
+def markdown_table(rows: Cells, *, text: bool = False) -> str:
     """Format rows as a Markdown table; the first row is the header.
 
     Args:

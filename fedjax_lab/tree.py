@@ -74,6 +74,15 @@ def by_path(tree: PyTree) -> dict[str, Any]:
     return {path_text(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
 
 
+def wide_dtype(dtype: Any) -> np.dtype:
+    """Return the dtype of sums and norms, which narrow floats would round: float32, or a wider one.
+
+    Args:
+      dtype: dtype of the numbers.
+    """
+    return jnp.promote_types(dtype, jnp.float32)
+
+
 def widen(tree: PyTree) -> PyTree:
     """Convert floating-point leaves narrower than float32 to it, as for a sum over many.
 
@@ -84,7 +93,7 @@ def widen(tree: PyTree) -> PyTree:
     def one(leaf):
         if not jnp.issubdtype(leaf.dtype, jnp.floating):
             return leaf
-        return leaf.astype(jnp.promote_types(leaf.dtype, jnp.float32))
+        return leaf.astype(wide_dtype(leaf.dtype))
 
     return jax.tree.map(one, tree)
 

@@ -91,7 +91,7 @@ class Common(TypedDict, total=False):
 
 _RATES = ("client_lr", "server_lr")
 # Not recorded at these defaults: a run recorded before the arguments existed stays the same.
-_NEW = {"example_clip": None, "example_noise": None, "mean_from": "gradients"}
+_OMITTED_AT_DEFAULT = {"example_clip": None, "example_noise": None, "mean_from": "gradients"}
 
 
 class LocalTraining:
@@ -167,6 +167,7 @@ class LocalTraining:
         *,
         lr: Scalar | Callable[[jax.Array, jax.Array], jax.Array] | None = None,
         memory: PyTree = (),
+        transform: optax.GradientTransformation | None = None,
         sum_directions: bool = False,
     ) -> LocalResult:
         """Take the client's local steps, as ``local_steps`` does.
@@ -177,6 +178,7 @@ class LocalTraining:
           direction: what a step descends. None: the gradient, which is local SGD.
           lr: learning rate, or a function of (k, K_i). None: that of the round.
           memory: initial ``step.memory``; () if the method carries nothing.
+          transform: of the direction, in place of ``step_transform``. None: that.
           sum_directions: as in ``local_steps``, for ``LocalResult.untransformed``.
         """
         lr = self.rate(batch.round) if lr is None else lr
@@ -188,7 +190,7 @@ class LocalTraining:
             batch,
             lr,
             memory,
-            self.step_transform,
+            self.step_transform if transform is None else transform,
             sum_directions,
         )
 
@@ -257,7 +259,7 @@ def factory(build: Factory) -> Factory:
             name: str(value) if getattr(value, "recorded_as_text", False) else describe(value)
             for name, value in given.arguments.items()
             if name not in ("loss_fn", "model", "preprocess")
-            and not (name in _NEW and value == _NEW[name])
+            and not (name in _OMITTED_AT_DEFAULT and value == _OMITTED_AT_DEFAULT[name])
         }
         algorithm = build(*given.args, **given.kwargs)
         if algorithm.gradients_per_step > 1 and given.arguments.get("example_noise") is not None:
@@ -294,7 +296,7 @@ def _reporting_rates(phases: tuple[Phase, ...], given: Mapping[str, Any]) -> tup
 
 
 # Arguments of a run, which a method is often given.
-OF_A_RUN = (
+RUN_ARGUMENTS = (
     *("cohort_size", "batch_size", "local_steps", "local_epochs", "replace", "weights"),
     *("full_examples", "devices", "sample_cohort", "sampling", "client_constants"),
     *("rounds", "seed", "evaluate", "eval_every", "num_clients"),
@@ -323,7 +325,7 @@ def hint_of(build: Callable[..., Any], name: str, known: Collection[str]) -> str
         return "the learning rate of the server is 'server_lr' here."
     if name in _OF_A_STEP:
         return f"give {_OF_A_STEP[name]}."
-    if run_names := {name, *SYNONYMS.get(name, ())} & set(OF_A_RUN):
+    if run_names := {name, *SYNONYMS.get(name, ())} & set(RUN_ARGUMENTS):
         return f"{min(run_names)!r} is an argument of simulate, not of a method."
     return None
 

@@ -35,7 +35,6 @@ from fedjax_lab.clients.leaves import (
     one_after_the_other,
     split,
 )
-from fedjax_lab.clients.local import local_steps
 from fedjax_lab.round import Algorithm, Phase
 from fedjax_lab.types import LossFn, Personal, Scalar, ScalarOrSchedule
 
@@ -78,9 +77,7 @@ def fedbabu(
     def steps(params, batch, head_steps, lr=None):
         """Run local steps: the first ones move the head, the others the body."""
         turns = one_after_the_other(head, head_steps, training.step_transform)
-        lr = training.rate(batch.round) if lr is None else lr
-        g = training.gradient
-        return local_steps(g, g, params, batch, lr, transform=turns)
+        return training.steps(params, batch, lr=lr, transform=turns)
 
     def start(params, num_clients, batch):
         check_some("fedbabu", "head", head, params)

@@ -76,7 +76,11 @@ def first_estimates(
 
 
 def take_first_estimates(
-    first_exchange: Phase, server: Any, clients: PyTree, num_clients: int, batch: CohortBatch
+    first_exchange: Phase,
+    server: Any,
+    clients: PyTree,
+    num_clients: int,
+    batch: CohortBatch | None,
 ) -> Any:
     """Take the first estimates and return the server after them; no round takes them again.
 
@@ -84,8 +88,10 @@ def take_first_estimates(
       first_exchange: phase that ``first_estimates`` returned.
       server, clients: the method's state before.
       num_clients: N.
-      batch: round 0's batch.
+      batch: round 0's batch. None: the server stays as it is, and the first round takes them.
     """
+    if batch is None:
+        return server
     state = FedState(server, clients, jnp.asarray(num_clients, jnp.int32))
     alone = Algorithm(
         "first_estimates", lambda params, n, batch: (server, clients), (first_exchange,)

@@ -48,7 +48,6 @@ from fedjax_lab.clients.leaves import (
     one_after_the_other,
     split,
 )
-from fedjax_lab.clients.local import local_steps
 from fedjax_lab.clients.store import one_row_per_client
 from fedjax_lab.round import Algorithm, Phase
 from fedjax_lab.types import LossFn, Personal, PyTree, ScalarOrSchedule
@@ -160,8 +159,7 @@ def fedrep(
                 "must remain to train the shared leaves (None takes half of a client's)."
             )
         turns = one_after_the_other(personal, first, training.step_transform)
-        g, lr = training.gradient, training.rate(batch.round)
-        return local_steps(g, g, params, batch, lr, transform=turns)
+        return training.steps(params, batch, transform=turns)
 
     return _layers("fedrep", training, server_lr, personal, steps)
 

@@ -94,8 +94,7 @@ def stem(
         zeros = tree.zeros_like(params)
         server = STEMServer(params, zeros, () if keeps_own else params, jnp.zeros((), bool))
         clients = one_row_per_client(params, num_clients)
-        if batch is not None:
-            server = take_first_estimates(first_exchange, server, clients, num_clients, batch)
+        server = take_first_estimates(first_exchange, server, clients, num_clients, batch)
         return server, clients
 
     def broadcast(server, round):

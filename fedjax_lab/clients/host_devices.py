@@ -16,16 +16,15 @@ _XLA_FLAG = "xla_force_host_platform_device_count"
 _MOST_WAITING = 8
 
 
-def divide_cpu(count: int | None = None) -> None:
+def divide_cpu() -> None:
     """Set the number of JAX's CPU devices, if the backend has not started yet.
+
+    It is the environment variable ``FEDJAX_LAB_CPU_DEVICES`` if that is set, else the number of
+    cores that this process may use.
 
     Importing the package calls this function. It has no effect if the number is already fixed, by
     ``jax.config.update("jax_num_cpu_devices", n)``, by XLA's flag, or by an earlier use of JAX.
     GPUs and TPUs are not affected.
-
-    Args:
-      count: number of devices. None: the environment variable ``FEDJAX_LAB_CPU_DEVICES`` if it is
-        set, else the number of cores that this process may use.
 
     Raises:
       ValueError: the number is no positive integer.
@@ -33,8 +32,7 @@ def divide_cpu(count: int | None = None) -> None:
     config: Any = jax.config  # attributes are created at run time
     if config.jax_num_cpu_devices > 0 or _XLA_FLAG in os.environ.get("XLA_FLAGS", ""):
         return
-    if count is None:
-        count = _chosen() or _cores()
+    count = _chosen() or _cores()
     with contextlib.suppress(RuntimeError):  # the backend has started already
         config.update("jax_num_cpu_devices", count)
 

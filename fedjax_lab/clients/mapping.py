@@ -115,21 +115,18 @@ def single_device_map(target: Target | None = None) -> str:
     return "scan" if platform_of(target) == "cpu" else "vmap"
 
 
-def check_client_map(client_map: str, argument: str = "client_map") -> str:
+def check_client_map(client_map: str) -> str:
     """Check that a text is the name of a client map, for any number of devices, and return it.
 
     Args:
       client_map: the text.
-      argument: name of the argument, for the error.
 
     Raises:
       TypeError: it is not a string.
       ValueError: the name is unknown, or a number in it is no positive integer.
     """
-    if not isinstance(client_map, str):
-        raise TypeError(f"{argument} is {client_map!r}; it must be text, such as 'auto'.")
-    if client_map not in PLANNED:
-        _split(client_map, argument)
+    if not (isinstance(client_map, str) and client_map in PLANNED):
+        _split(client_map, "client_map")
     return client_map
 
 

@@ -66,7 +66,7 @@ def put_clients(
     def put(table, new):
         # An index past the end is dropped; -1 would overwrite the last client.
         target = jnp.where(participates, client_ids, table.shape[0])
-        return table.at[target].set(new, mode="drop", unique_indices=False)
+        return table.at[target].set(new, mode="drop")
 
     return jax.tree.map(put, clients, rows)
 
@@ -152,7 +152,7 @@ def sharded_rows(mesh: Mesh) -> Rows:
             def one(table, new):
                 place, here = own(ids, table)
                 target = jnp.where(here & participates, place, table.shape[0])
-                return table.at[target].set(new, mode="drop", unique_indices=False)
+                return table.at[target].set(new, mode="drop")
 
             return jax.tree.map(one, clients, send_rows(rows, send, devices))
 

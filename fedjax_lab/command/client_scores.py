@@ -2,7 +2,6 @@
 
 import functools
 import math
-import warnings
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -10,6 +9,7 @@ import jax
 import numpy as np
 
 from fedjax_lab import data
+from fedjax_lab.checks import warn
 from fedjax_lab.clients.host_table import HostTable
 from fedjax_lab.command.config import RunConfig
 from fedjax_lab.data.heterogeneity import labels_of
@@ -22,6 +22,7 @@ from fedjax_lab.simulation.evaluate_personal import (
 )
 from fedjax_lab.simulation.history import SimulationResult
 from fedjax_lab.simulation.processes import Processes
+from fedjax_lab.storage.run_dir import plain_row
 from fedjax_lab.types import FedState, Params
 
 ACCURACY = "accuracy"
@@ -70,9 +71,7 @@ def build_own_tests(
     if parts is not None and config.machine.client_store == "host":
         why = "client_store is 'host', where no device holds all clients' models"
     if parts is None or why:
-        warnings.warn(
-            f"rows have no personal_accuracy of {algorithm.name}: {why}.", UserWarning, stacklevel=2
-        )
+        warn(f"rows have no personal_accuracy of {algorithm.name}: {why}.")
         return ClientTests()
     tests = parts()
     score = getattr(count_fn, "score", ACCURACY)
@@ -128,15 +127,11 @@ def build_client_tests(
 
 
 def _each(scores: jax.Array, sizes: jax.Array, score: str) -> dict[str, Any]:
-    return {
-        f"client_test_{score}": list(map(_plain, np.asarray(scores, np.float64))),
+    found = {
+        f"client_test_{score}": np.asarray(scores).tolist(),
         "client_test_examples": np.asarray(sizes).tolist(),
     }
-
-
-def _plain(number: float) -> float | None:
-    """Return a number for JSON; null if it is not finite."""
-    return float(number) if np.isfinite(number) else None
+    return plain_row(found)
 
 
 def _test_parts(
@@ -206,9 +201,9 @@ def summarise_clients(scores: np.ndarray, score: str = ACCURACY) -> dict[str, An
     held = np.sort(scores[~np.isnan(scores)])
     held = held if score == ACCURACY else held[::-1]
     worst = held[: math.ceil(len(held) / 10)]
-
-    return {
-        f"client_{score}": [_plain(number) for number in scores],
-        f"client_{score}_mean": _plain(held.mean()) if len(held) else None,
-        f"worst_10_percent_{score}": _plain(worst.mean()) if len(held) else None,
+    found = {
+        f"client_{score}": scores.tolist(),
+        f"client_{score}_mean": float(held.mean()) if len(held) else None,
+        f"worst_10_percent_{score}": float(worst.mean()) if len(held) else None,
     }
+    return plain_row(found)

@@ -1,14 +1,12 @@
 """Several runs by one command: all combinations of the settings with several values, and seeds."""
 
 import itertools
-import types
-import typing
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from fedjax_lab.command.config import RunConfig
-from fedjax_lab.command.config_file import convert, read_settings
+from fedjax_lab.command.config_file import convert, kinds_of, read_settings
 from fedjax_lab.command.options import algorithm_options, parse_options
 from fedjax_lab.command.settings import GROUP_OF, HINTS
 from fedjax_lab.descriptions import format_value
@@ -18,19 +16,13 @@ from fedjax_lab.storage.run_dir import renamed_settings
 Lists = Mapping[str, tuple[Any, ...]]  # setting -> its values
 _GROUPS = ("method", "model", "data", "rounds", "clock", "privacy")
 _ONE = ("seed", "init_seed", "partition_seed", "data_dir", "client", "times")  # but for --seeds
+_PLAIN = {str, int, float, type(None)}
 
-
-def _is_plain(hint: Any) -> bool:
-    """Return True for a type of words and numbers, with or without None."""
-    kinds = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
-    return set(kinds) <= {str, int, float, type(None)}
-
-
-# Settings of which `run` takes several values.
+# Settings of which `run` takes several values: words and numbers, with or without None.
 LISTED = tuple(
     name
     for name, hint in HINTS.items()
-    if GROUP_OF[name] in _GROUPS and name not in _ONE and _is_plain(hint)
+    if GROUP_OF[name] in _GROUPS and name not in _ONE and _PLAIN.issuperset(kinds_of(hint))
 )
 
 

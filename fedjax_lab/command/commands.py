@@ -323,17 +323,17 @@ def parse(argv: list[str]) -> Any:
     return _from_flags(name, command, file) if name else command
 
 
-_OF_A_RUN = tuple(vars(OutputSettings()))
+_OUTPUTS = tuple(vars(OutputSettings()))
 # Settings that a command does not use; it has no flags for them.
 UNUSED: dict[str, tuple[str, ...]] = {
     "run": (),
-    "plan": (*_OF_A_RUN, "dp_delta", "eval_every"),
+    "plan": (*_OUTPUTS, "dp_delta", "eval_every"),
     "sweep": (
         *("checkpoint_every", "log", "profile_dir"),
         *("on_nonfinite", "client_store", "lowering"),
     ),
     "tune": (
-        *(*_OF_A_RUN, "on_nonfinite", "client_store", "client_map", "lowering"),
+        *(*_OUTPUTS, "on_nonfinite", "client_store", "client_map", "lowering"),
         *("dp_delta", "eval_every"),
     ),
 }

@@ -171,7 +171,7 @@ class RunConfig:
         """
         values = self.settings()
         left_out = {*vars(self.output), "data_dir"}
-        left_out |= {name for name in _NEW if values[name] == DEFAULTS[name]}
+        left_out |= {name for name in _OMITTED_AT_DEFAULT if values[name] == DEFAULTS[name]}
         return {name: value for name, value in self.to_dict().items() if name not in left_out}
 
     def resolve(self) -> "RunConfig":
@@ -284,7 +284,7 @@ def _plain(value: Any) -> Any:
 
 
 # Not recorded if they have their defaults, so that older runs, which lack them, have equal records.
-_NEW = (
+_OMITTED_AT_DEFAULT = (
     *(*vars(PrivacySettings()), "sampling", "client", "x", "target", "task", "test_split"),
     *("dataset_option", "tokens", "categories", "missing", "lowering", "labels", "image_size"),
 )

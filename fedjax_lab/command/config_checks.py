@@ -127,15 +127,7 @@ def _check_data(data: DataSettings) -> None:
     """Check that the data set and its partition use the settings that are given for them."""
     if data.data_dir is not None and not Path(data.data_dir).is_dir():
         raise FileNotFoundError(f"data_dir is {data.data_dir!r}; there is no such directory.")
-    check_load_options(
-        data.dataset,
-        data_dir=data.data_dir,
-        sequence_length=data.sequence_length,
-        vocabulary_size=data.vocabulary_size,
-        tokens=data.tokens,
-        labels=data.labels,
-        image_size=data.image_size,
-    )
+    check_load_options(data.dataset, **data.load_options())
     if data.is_natural and not data.is_table and data.partition_seed is not None:
         raise ValueError(
             f"partition_seed is {data.partition_seed} and partition {data.partition!r}; the "

@@ -70,6 +70,15 @@ def format_settings(values: Mapping[str, Any], form: str) -> str:
     return yaml.safe_dump(dict(values), sort_keys=False, default_flow_style=False)
 
 
+def kinds_of(hint: Any) -> tuple[Any, ...]:
+    """Return the types of a hint: those of a union, or the one that it is.
+
+    Args:
+      hint: type of a setting.
+    """
+    return typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+
+
 def convert(name: str, value: Any, hint: Any) -> Any:
     """Convert a value of a file to the type of its setting, if it can be one.
 
@@ -81,7 +90,7 @@ def convert(name: str, value: Any, hint: Any) -> Any:
     Raises:
       TypeError: it has another type.
     """
-    kinds = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+    kinds = kinds_of(hint)
     if value is None and types.NoneType in kinds:
         return None
     if typing.get_origin(kinds[0]) is tuple:

@@ -36,15 +36,7 @@ def load_divided(settings: DataSettings, seed: int) -> TableData:
         return _load_own(settings)
     if settings.is_federated:
         return _load_federated(settings)
-    found = data.load(
-        settings.dataset,
-        data_dir=settings.data_dir,
-        sequence_length=settings.sequence_length,
-        vocabulary_size=settings.vocabulary_size,
-        tokens=settings.tokens,
-        labels=settings.labels,
-        image_size=settings.image_size,
-    )
+    found = data.load(settings.dataset, **settings.load_options())
     of_bytes = found[0].y.ndim > 1 and settings.tokens == "bytes"
     return TableData(found[0], found[1], None, None, NUM_BYTES if of_bytes else None)
 

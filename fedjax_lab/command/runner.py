@@ -5,7 +5,6 @@ import functools
 import hashlib
 import json
 import sys
-import warnings
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -15,6 +14,7 @@ import jax
 import numpy as np
 
 from fedjax_lab import data, models
+from fedjax_lab.checks import warn
 from fedjax_lab.command.build import build_algorithm
 from fedjax_lab.command.client_scores import (
     ACCURACY,
@@ -325,12 +325,10 @@ def _warn_of_outliers(clients: data.FederatedArrays) -> None:
     far = np.flatnonzero(largest > _OUTLIER * typical)
     if len(far):
         named = ", ".join(map(str, far[:10])) + (" ..." if len(far) > 10 else "")
-        warnings.warn(
+        warn(
             f"the clients {named} have values up to {largest.max():.3g}, more than {_OUTLIER} "
             f"times those of the median client ({typical:.3g}); they dominate the mean and the "
             "standard deviation that normalize all inputs.",
-            UserWarning,
-            stacklevel=2,
         )
 
 

@@ -12,12 +12,19 @@ from typing import Annotated, Any, get_type_hints
 
 import tyro
 
-from fedjax_lab.checks import LAST_SEED, MOST_ROUNDS, check_choice, check_int, check_number
+from fedjax_lab.checks import (
+    LAST_SEED,
+    MOST_ROUNDS,
+    check_choice,
+    check_int,
+    check_number,
+    check_share,
+)
 from fedjax_lab.data import ClientTimes, Devices
 from fedjax_lab.data.cifar import LABELS
 from fedjax_lab.data.client_sampling import SAMPLINGS
 from fedjax_lab.data.shakespeare import FEDERATED
-from fedjax_lab.data.sources import TABLES
+from fedjax_lab.data.sources import LOAD_OPTIONS, TABLES
 from fedjax_lab.data.text import TOKENS
 from fedjax_lab.machine.target import LOWERINGS
 from fedjax_lab.models import COMPUTE_DTYPES
@@ -25,7 +32,7 @@ from fedjax_lab.round import ON_NONFINITE
 from fedjax_lab.simulation.loggers import LOGGERS
 from fedjax_lab.simulation.placement import CLIENT_STORES
 
-TEST_SPLIT = "clients:0.2"  # the default
+DEFAULT_TEST_SPLIT = "clients:0.2"
 # A partition of the command line alone: in Python, ids are an array.
 NATURAL = "natural:ARRAY"
 NATURAL_SCHEME = "natural"
@@ -37,9 +44,7 @@ Count = partial(check_int, minimum=1, maximum=MOST_ROUNDS)
 Seed = partial(check_int, minimum=0, maximum=LAST_SEED)
 NotNegative = partial(check_number, minimum=0.0)
 Positive = partial(check_number, minimum=0.0, exclusive_minimum=True)
-Share = partial(
-    check_number, minimum=0.0, maximum=1.0, exclusive_minimum=True, exclusive_maximum=True
-)
+Share = partial(check_share)
 
 
 def _one_of(choices: Iterable[str]) -> Any:
@@ -164,7 +169,7 @@ class DataSettings:
     column; a number; keep: a category of its own. MARK=MEANING for single marks, such as ?=drop.
     None: missing values are errors."""
 
-    test_split: str = TEST_SPLIT
+    test_split: str = DEFAULT_TEST_SPLIT
     """For a table: the test set. clients:0.2 holds out a share of the clients, examples:0.2 a share
     of each client's rows; or another file .csv, .tsv or .parquet."""
 
@@ -224,6 +229,10 @@ class DataSettings:
     def is_natural(self) -> bool:
         """Whether the partition uses the clients' own ids."""
         return self.partition.partition(":")[0] == NATURAL_SCHEME
+
+    def load_options(self) -> dict[str, Any]:
+        """Return the options of ``data.load``."""
+        return {name: getattr(self, name) for name in LOAD_OPTIONS}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,11 +1,10 @@
 """``fedjax-lab sweep``: a grid of hyperparameters and seeds as one compiled program."""
 
 import sys
-import warnings
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from fedjax_lab.checks import check_choice
+from fedjax_lab.checks import check_choice, warn
 from fedjax_lab.command.build import VARIED
 from fedjax_lab.command.commands import PROG, SweepCommand
 from fedjax_lab.command.config import RunConfig
@@ -14,7 +13,7 @@ from fedjax_lab.command.launch import INTERRUPTED, start
 from fedjax_lab.command.options import float_options, parse_options, server_lr_of
 from fedjax_lab.command.screen import file_to_write, print_rows
 from fedjax_lab.estimates import estimate, format_estimate
-from fedjax_lab.markdown import Rows
+from fedjax_lab.markdown import Cells
 from fedjax_lab.simulation.sweep_result import Point, SweepResult, check_seeds, list_points
 
 # Column -> (metric, "last" or "best" evaluation, scale, digits).
@@ -81,11 +80,9 @@ def run_sweep(
 
     setup = build(config)
     if setup.algorithm.personal is not None:
-        warnings.warn(
+        warn(
             f"a sweep evaluates only the global model, and {config.method.algorithm} has a model "
             "for each client: use run, whose rows have personal_accuracy.",
-            UserWarning,
-            stacklevel=2,
         )
     if progress:
         print(setup.clients.summary(), file=sys.stderr, flush=True)
@@ -164,7 +161,7 @@ def at_point(settings: RunConfig, point: Point) -> RunConfig:
     return settings.replace(**varied, option=(*settings.method.option, *options))
 
 
-def sweep_table(result: SweepResult) -> Rows:
+def sweep_table(result: SweepResult) -> Cells:
     """Return header and rows: each point with the means of its scores and 95 % intervals.
 
     Args:

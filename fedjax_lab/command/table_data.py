@@ -11,9 +11,9 @@ import numpy as np
 
 from fedjax_lab import data
 from fedjax_lab.checks import check_choice
-from fedjax_lab.command.settings import TEST_SPLIT, DataSettings, said_of
+from fedjax_lab.command.settings import DEFAULT_TEST_SPLIT, DataSettings, said_of
 from fedjax_lab.data.cells import Missing
-from fedjax_lab.data.columns import Rows, read_columns
+from fedjax_lab.data.columns import TableExamples, read_columns
 from fedjax_lab.data.federated import from_partition
 from fedjax_lab.data.partition import Partition, number_owners
 from fedjax_lab.data.sources import checked_splits
@@ -64,7 +64,7 @@ def check_table(settings: DataSettings) -> None:
                     f"{name} is {getattr(settings, name)!r} and dataset {settings.dataset!r}; "
                     "columns are those of csv:FILE and parquet:FILE."
                 )
-        if settings.test_split != TEST_SPLIT:
+        if settings.test_split != DEFAULT_TEST_SPLIT:
             raise ValueError(
                 f"test_split is {settings.test_split!r} and dataset {settings.dataset!r}, which "
                 "has a test set of its own; only tables are divided."
@@ -213,8 +213,8 @@ def _other_columns(table: Table, settings: DataSettings) -> tuple[str, ...]:
 
 
 def _read(
-    table: Table, inputs: Sequence[str], settings: DataSettings, first: Rows | None = None
-) -> Rows:
+    table: Table, inputs: Sequence[str], settings: DataSettings, first: TableExamples | None = None
+) -> TableExamples:
     """Read inputs [n, ...], targets and ids of the table, with the dtypes for the task."""
     target = settings.target[0] if len(settings.target) == 1 else settings.target
     lacks_ids = first is not None and settings.client not in table.columns
@@ -288,7 +288,7 @@ def _with_file(
     settings: DataSettings,
     path: str,
     inputs: Sequence[str],
-    found: Rows,
+    found: TableExamples,
     clients: tuple[tuple[str, ...] | None, np.ndarray | None],
 ) -> TableData:
     """Read the test set from another file, with the clients of its rows if it has their column."""

@@ -128,15 +128,6 @@ def size_of(v: jax.Array) -> int:
     return v.size
 
 
-def at_least_float32(dtype: DType) -> np.dtype:
-    """Return the dtype in which scales and norms are computed and sent.
-
-    Args:
-      dtype: dtype of the vector.
-    """
-    return jnp.promote_types(dtype, jnp.float32)
-
-
 def relative_to_largest(v: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Scale a vector by its largest magnitude, so that squares neither vanish nor overflow.
 
@@ -148,7 +139,7 @@ def relative_to_largest(v: jax.Array) -> tuple[jax.Array, jax.Array]:
     Returns:
       (max |v|, a scalar; v / max |v|, [d]).
     """
-    v = v.astype(at_least_float32(v.dtype))
+    v = v.astype(tree.wide_dtype(v.dtype))
     largest = jnp.abs(v).max()
     largest = jnp.where(largest >= jnp.finfo(v.dtype).tiny, largest, 0)
     return largest, tree.safe_divide(v, jnp.broadcast_to(largest, v.shape))

@@ -12,19 +12,11 @@ from fedjax_lab.compressors.quantize import int8, qsgd, sign, terngrad
 from fedjax_lab.compressors.sparsify import random_drop, random_k, top_k
 
 # The first line of a factory's docstring is its description.
-COMPRESSORS: dict[str, Callable[..., Compressor]] = {
-    "bfloat16": bfloat16,
-    "compose": compose,
-    "identity": identity,
-    "int8": int8,
-    "low_rank": low_rank,
-    "qsgd": qsgd,
-    "random_drop": random_drop,
-    "random_k": random_k,
-    "sign": sign,
-    "terngrad": terngrad,
-    "top_k": top_k,
-}
+_FACTORIES: tuple[Callable[..., Compressor], ...] = (
+    *(bfloat16, compose, identity, int8, low_rank, qsgd, random_drop, random_k, sign, terngrad),
+    top_k,
+)
+COMPRESSORS = {factory.__name__: factory for factory in _FACTORIES}
 
 
 # Bytes of a message from d float32 numbers, as packed. k = max(1, round((1 - comp) * d)).

@@ -19,11 +19,11 @@ from fedjax_lab.compressors.base import (
     STATIC,
     Array,
     Compressor,
-    at_least_float32,
     relative_to_largest,
     size_of,
 )
 from fedjax_lab.signatures import suggest_keywords
+from fedjax_lab.tree import wide_dtype
 
 
 @jax.tree_util.register_dataclass
@@ -83,13 +83,13 @@ def low_rank(rank: int) -> Compressor:
     def unpack(data, d, dtype="float32"):
         n, m, r = shape(d)
         reader = wire.Reader(data)
-        left, right = (reader.floats(rows * r, at_least_float32(dtype)) for rows in (n, m))
+        left, right = (reader.floats(rows * r, wide_dtype(dtype)) for rows in (n, m))
         reader.end()
         return Factors(left.reshape(n, r), right.reshape(m, r), jnp.dtype(dtype), d)
 
     def size(d, dtype="float32"):
         n, m, r = shape(d)
-        return r * (n + m) * at_least_float32(dtype).itemsize
+        return r * (n + m) * wide_dtype(dtype).itemsize
 
     def snr_bound(d):
         n, _, r = shape(d)

@@ -19,12 +19,12 @@ from fedjax_lab.compressors.base import (
     STATIC,
     Array,
     Compressor,
-    at_least_float32,
     relative_to_largest,
     size_of,
 )
 from fedjax_lab.machine.keys import compact
 from fedjax_lab.signatures import suggest_keywords
+from fedjax_lab.tree import wide_dtype
 
 
 @jax.tree_util.register_dataclass
@@ -196,13 +196,13 @@ def _coded(
 
     def unpack(data, d, dtype="float32"):
         reader = wire.Reader(data)
-        scale = reader.floats(1, at_least_float32(dtype))[0]
+        scale = reader.floats(1, wide_dtype(dtype))[0]
         codes = reader.bits(d, width).astype(np.int32) * step - levels
         reader.end()
         return Codes(codes.astype(code_dtype), scale, jnp.dtype(dtype), d)
 
     def size(d, dtype="float32"):
-        return at_least_float32(dtype).itemsize + wire.section_bytes(d, width)
+        return wide_dtype(dtype).itemsize + wire.section_bytes(d, width)
 
     return Compressor(
         name,

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import jax
 import numpy as np
 
-from fedjax_lab.checks import check_int, check_number
+from fedjax_lab.checks import check_int, check_share, repeated
 from fedjax_lab.data.cells import check_text
 from fedjax_lab.data.dtypes import native, stored_dtype, to_native
 from fedjax_lab.data.federated import FederatedArrays, as_examples, from_partition
@@ -61,8 +61,7 @@ def from_clients(clients: Mapping[Any, PyTree], *, min_size: int = 1) -> Federat
     if not clients:
         raise ValueError("clients is empty; there must be at least one.")
     names = tuple(map(str, clients))
-    if len(set(names)) < len(names):
-        twice = next(name for name in names if names.count(name) > 1)
+    if (twice := repeated(names)) is not None:
         raise ValueError(f"clients has two ids with the text {twice!r}; they must differ.")
     for name in names:
         check_text("clients has an id that", name)
@@ -162,10 +161,7 @@ def held_out_clients(num_clients: int, held_out: float, seed: int) -> tuple[np.n
       TypeError, ValueError: as ``split_clients``.
     """
     if isinstance(held_out, (float, np.floating)):
-        check_number(
-            "held_out", held_out, minimum=0, maximum=1, exclusive_minimum=True,
-            exclusive_maximum=True,
-        )  # fmt: skip
+        check_share("held_out", held_out)
         held_out = max(1, round(held_out * num_clients))
     count = check_int("held_out", held_out, minimum=1, maximum=num_clients - 1)
     rng = np.random.default_rng(check_int("seed", seed, minimum=0))
@@ -194,9 +190,7 @@ def split_examples(clients: Clients, fraction: float, seed: int = 0) -> tuple[Cl
       ValueError: ``fraction`` or ``seed`` is out of range, or no client has two examples.
     """
     check_clients(clients)
-    check_number(
-        "fraction", fraction, minimum=0, maximum=1, exclusive_minimum=True, exclusive_maximum=True
-    )
+    check_share("fraction", fraction)
     rng = np.random.default_rng(check_int("seed", seed, minimum=0))
     sizes, indices = np.asarray(clients.sizes), np.asarray(clients.indices)
     if sizes.max() < 2:

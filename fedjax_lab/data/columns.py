@@ -20,7 +20,7 @@ Categories = Mapping[Any, Sequence[str] | None]
 _EXACT = 2**24  # up to here float32 holds all integers
 
 
-class Rows(NamedTuple):
+class TableExamples(NamedTuple):
     """Examples of a table, in the order of its rows.
 
     Attributes:
@@ -43,9 +43,9 @@ def read_columns(
     *,
     client: Any = None,
     categories: Categories | None = None,
-    first: Rows | None = None,
+    first: TableExamples | None = None,
     names: tuple[str, str] = ("x", "y"),
-) -> Rows:
+) -> TableExamples:
     """Read inputs, targets and clients' ids of a table.
 
     Args:
@@ -94,7 +94,7 @@ def read_columns(
             else:
                 parts.append(_filled(table, argument, name, column, chosen, means))
         joined.append(_joined(argument, of, parts))
-    return Rows(Examples(*joined), ids, used, means)
+    return TableExamples(Examples(*joined), ids, used, means)
 
 
 def several(names: Columns) -> list[Any]:

@@ -6,6 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedjax_lab.types import PyTree
+
 
 def stored_dtype(name: str, array: np.ndarray) -> np.dtype:
     """Return the dtype that an array has on a device: 32 bits in place of 64, in native byte order.
@@ -40,6 +42,25 @@ def stored_dtype(name: str, array: np.ndarray) -> np.dtype:
                 f"{stored}."
             )
     return stored
+
+
+def common_length(name: str, tree: PyTree) -> int:
+    """Return the length n of the first axis of all leaves.
+
+    Args:
+      name: name of the tree in errors.
+      tree: pytree of arrays [n, ...].
+
+    Raises:
+      ValueError: leaves have different lengths, a leaf is a scalar, or there is none.
+    """
+    lengths = {np.shape(leaf)[:1] for leaf in jax.tree.leaves(tree)}
+    if len(lengths) != 1 or () in lengths:
+        raise ValueError(
+            f"{name} has leaves with leading axes {sorted(lengths)}; all must have the same [n]."
+        )
+    ((n,),) = lengths
+    return n
 
 
 def native(dtype: np.dtype) -> np.dtype:

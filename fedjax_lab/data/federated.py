@@ -13,7 +13,7 @@ import numpy as np
 
 from fedjax_lab.checks import check_int
 from fedjax_lab.data.clock import RoundTimes
-from fedjax_lab.data.dtypes import to_device
+from fedjax_lab.data.dtypes import common_length, to_device
 from fedjax_lab.data.heterogeneity import (
     Heterogeneity,
     describe,
@@ -204,12 +204,7 @@ def partition(
         have integers beyond 32 bits.
     """
     train = as_examples(train)
-    lengths = {np.shape(leaf)[:1] for leaf in jax.tree.leaves(train)}
-    if len(lengths) != 1 or () in lengths:
-        raise ValueError(
-            f"train has leaves with leading axes {sorted(lengths)}; all must have the same [n]."
-        )
-    ((n,),) = lengths
+    n = common_length("train", train)
     host, names = divide(targets_of(train), n, spec, num_clients, seed, min_size)
     return from_partition(train, host, names)
 

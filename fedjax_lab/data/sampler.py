@@ -4,8 +4,8 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 
+from fedjax_lab.machine.keys import is_key
 from fedjax_lab.types import Key
 
 
@@ -63,7 +63,7 @@ def check_key(key: Any) -> None:
     Raises:
       TypeError, ValueError: it is no such key.
     """
-    if not (hasattr(key, "dtype") and jnp.issubdtype(key.dtype, jax.dtypes.prng_key)):
+    if not is_key(key):
         raise TypeError(f"key is {key!r}; it must be a typed PRNG key, such as jax.random.key(0).")
     if key.shape != ():
         raise ValueError(f"key has shape {key.shape}; it must be a single key.")

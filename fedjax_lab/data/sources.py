@@ -51,6 +51,7 @@ _OPTIONS: dict[str, tuple[Any, tuple[str, ...], str]] = {
     "labels": ("fine", ("cifar100:",), "has labels of one kind"),
     "image_size": (None, ("images:",), "is no folder of images"),
 }
+LOAD_OPTIONS = tuple(_OPTIONS)
 
 # Tables; the command line divides them into (train, test), and ``from_table`` reads them.
 TABLES = ("csv", "parquet")

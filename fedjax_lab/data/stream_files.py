@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_lab.checks import warn
-from fedjax_lab.data.dtypes import stored_dtype
+from fedjax_lab.data.dtypes import common_length, stored_dtype
 from fedjax_lab.data.sources import Examples
 from fedjax_lab.machine.atomic_files import new_folder, write_text
 from fedjax_lab.signatures import suggest_keywords
@@ -164,12 +164,7 @@ def _write_parts(folder: Path, parts: Iterator[Any], files: "list[_LeafFile]") -
     for part in parts:
         structure = _described(part, itertools.count())
         leaves = [np.asanyarray(leaf) for leaf in jax.tree.leaves(part)]
-        lengths = {leaf.shape[:1] for leaf in leaves}
-        if len(lengths) != 1 or () in lengths:
-            raise ValueError(
-                f"examples has leaves with leading axes {sorted(lengths)}; all must have the same "
-                "[n]."
-            )
+        length = common_length("examples", leaves)
         dtypes = [stored_dtype("examples", leaf) for leaf in leaves]
         kinds = [(str(kind), leaf.shape[1:]) for kind, leaf in zip(dtypes, leaves, strict=True)]
         if first is None:
@@ -182,7 +177,7 @@ def _write_parts(folder: Path, parts: Iterator[Any], files: "list[_LeafFile]") -
             )
         for file, leaf, dtype in zip(files, leaves, dtypes, strict=True):
             file.add(leaf, dtype)
-        count += lengths.pop()[0]
+        count += length
     if not count or first is None:
         raise ValueError("examples is empty; there must be at least one.")
     for file in files:

@@ -12,14 +12,14 @@ import copy
 import dataclasses
 import hashlib
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from fedjax_lab.checks import check_int
-from fedjax_lab.data.dtypes import stored_dtype, to_native
+from fedjax_lab.data.dtypes import common_length, stored_dtype, to_native
 from fedjax_lab.data.federated import (
     FederatedArrays,
     PartitionInfo,
@@ -29,7 +29,7 @@ from fedjax_lab.data.federated import (
 )
 from fedjax_lab.data.heterogeneity import Heterogeneity, describe, labels_of, targets_of
 from fedjax_lab.data.partition import Partition
-from fedjax_lab.data.records import open_records
+from fedjax_lab.data.records import Records, open_records
 from fedjax_lab.data.stream_files import content_of, map_file, open_stream
 from fedjax_lab.machine.device_memory import device_memory
 from fedjax_lab.signatures import suggest_keywords
@@ -38,43 +38,16 @@ _SHARE = 0.25  # share of a device's memory for a stream, by default
 NOBODY = np.iinfo(np.int32).max  # padding of a window
 
 
-class HostExamples(Protocol):
-    """Examples on the host that are read by index."""
-
-    @property
-    def shapes(self) -> Any:
-        """Shapes of the examples on a device: pytree of ``jax.ShapeDtypeStruct`` [n, ...]."""
-        ...
-
-    @property
-    def targets(self) -> Any | None:
-        """Targets, an array [n, ...], or None."""
-        ...
-
-    @property
-    def where(self) -> str:
-        """Location of the examples, for messages."""
-        ...
-
-    def read(self, ids: np.ndarray, rows: int) -> Any:
-        """Read the examples ``ids`` into arrays [rows, ...], padded with zeros.
-
-        Args:
-          ids: integers [k], in rising order.
-          rows: at least k.
-        """
-        ...
-
-    def content(self) -> str:
-        """Return a hash of all examples."""
-        ...
-
-
 class HostArrays:
     """Examples in NumPy arrays, in memory or memory-mapped.
 
     Args:
       examples: pytree of arrays [n, ...], or of paths of ``.npy`` files.
+
+    Attributes:
+      shapes: of the examples on a device: pytree of ``jax.ShapeDtypeStruct`` [n, ...].
+      targets: array [n, ...], or None.
+      where: location, for messages.
 
     Raises:
       ValueError: leaves have different lengths, are not numeric, or have integers beyond 32 bits.
@@ -87,12 +60,7 @@ class HostArrays:
             lambda leaf: map_file(leaf) if is_path(leaf) else np.asanyarray(leaf), examples
         )
         leaves = jax.tree.leaves(self._arrays)
-        lengths = {leaf.shape[:1] for leaf in leaves}
-        if len(lengths) != 1 or () in lengths:
-            raise ValueError(
-                f"examples has leaves with leading axes {sorted(lengths)}; all must have the same "
-                "[n]."
-            )
+        common_length("examples", leaves)
         self.shapes = jax.tree.map(
             lambda leaf: jax.ShapeDtypeStruct(leaf.shape, stored_dtype("examples", leaf)),
             self._arrays,
@@ -103,7 +71,7 @@ class HostArrays:
         self.where = "in mapped files" if mapped else "in the host's memory"
 
     def read(self, ids: np.ndarray, rows: int) -> Any:
-        """See ``HostExamples``.
+        """Read the examples ``ids`` into arrays [rows, ...], padded with zeros.
 
         Args:
           ids: integers [k], in rising order.
@@ -119,10 +87,13 @@ class HostArrays:
         return jax.tree.map(one, self._arrays, self.shapes)
 
     def content(self) -> str:
-        """As in ``HostExamples``; see ``stream_files.content_of``."""
+        """Return a hash of all examples; see ``stream_files.content_of``."""
         leaves = jax.tree_util.tree_leaves_with_path(self._arrays)
         lines = [f"{jax.tree_util.keystr(path)} {content_of(leaf)}" for path, leaf in leaves]
         return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+
+
+HostExamples = HostArrays | Records  # examples on the host that are read by index
 
 
 class FederatedStream:

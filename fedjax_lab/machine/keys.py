@@ -51,7 +51,7 @@ def threefry(key: Key) -> Key:
         is not Threefry.
     """
     config: Any = jax.config
-    if not _is_typed(key):
+    if not is_key(key):
         if config.jax_default_prng_impl == _NAME:
             return key
         key = jax.random.wrap_key_data(key)
@@ -172,12 +172,8 @@ def below(bits: jax.Array, bound: jax.Array) -> jax.Array:
     return (high * bound_high + (middle >> np.uint32(16)) + carry).astype(jnp.int32)
 
 
-def _is_typed(key: Any) -> bool:
-    return hasattr(key, "dtype") and jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
-
-
 def _implementation(key: Key) -> Any:
-    return jax.random.key_impl(key) if _is_typed(key) else None
+    return jax.random.key_impl(key) if is_key(key) else None
 
 
 def _threefry(key: jax.Array, high: jax.Array, low: jax.Array) -> tuple[jax.Array, jax.Array]:

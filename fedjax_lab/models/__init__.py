@@ -119,23 +119,11 @@ __all__ = [
 ]
 
 # name -> factory(num_classes=10, **options) -> Model
-MODELS: dict[str, Callable[..., Model]] = {
-    "linear": linear,
-    "mlp": mlp,
-    "cnn": cnn,
-    "fafed_cnn": fafed_cnn,
-    "fafed_cnn_mnist": fafed_cnn_mnist,
-    "fafed_cnn_cifar10": fafed_cnn_cifar10,
-    "lenet5": lenet5,
-    "lenet5_gradma": lenet5_gradma,
-    "vgg11": vgg11,
-    "resnet18": resnet18,
-    "resnet20": resnet20,
-    "vit": vit,
-    "vit_base": vit_base,
-    "lstm": lstm,
-    "transformer": transformer,
-}
+_FACTORIES: tuple[Callable[..., Model], ...] = (
+    *(linear, mlp, cnn, fafed_cnn, fafed_cnn_mnist, fafed_cnn_cifar10, lenet5, lenet5_gradma),
+    *(vgg11, resnet18, resnet20, vit, vit_base, lstm, transformer),
+)
+MODELS = {factory.__name__: factory for factory in _FACTORIES}
 
 # Those that map sequences of tokens to logits of the next token; the others are classifiers.
 LANGUAGE_MODELS = ("lstm", "transformer")

@@ -1,6 +1,6 @@
 """Reads and writes a decoder's adapters in the format of ``peft``."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -108,12 +108,8 @@ def save_adapters(
         "bias": "none",
         "inference_mode": True,
     }
-
-    def arrays() -> Iterator[tuple[str, np.ndarray]]:
-        yield from parts
-
     names = (CONFIG, WEIGHTS)
-    write_folder(Path(folder), fields, sizes, arrays(), sum(sizes.values()), names)
+    write_folder(Path(folder), fields, sizes, iter(parts), sum(sizes.values()), names)
 
 
 def load_adapters(folder: str | Path, config: DecoderConfig) -> tuple[dict[str, Adapter], float]:

@@ -46,6 +46,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_lab.models.base import Apply, with_mask
+from fedjax_lab.tree import wide_dtype
 from fedjax_lab.types import Key, Params, PyTree
 
 _STATISTICS = ("running_mean", "running_var")
@@ -83,7 +84,7 @@ class BatchNorm(nn.Module):
         running_mean = self.param("running_mean", nn.initializers.zeros_init(), shape, jnp.float32)
         running_var = self.param("running_var", nn.initializers.ones_init(), shape, jnp.float32)
         dtype = jnp.promote_types(x.dtype, scale.dtype)
-        x = x.astype(jnp.promote_types(dtype, jnp.float32))  # float32 statistics of bfloat16
+        x = x.astype(wide_dtype(dtype))  # float32 statistics of bfloat16
         if self.frozen or not self.has_rng("dropout"):
             mean, var = map(jax.lax.stop_gradient, (running_mean, running_var))
             return _normalise(x, mean, jnp.maximum(var, 0), scale, bias).astype(dtype)

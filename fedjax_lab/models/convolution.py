@@ -20,6 +20,7 @@ from fedjax_lab.checks import check_choice, check_int
 from fedjax_lab.machine.layout import written_out
 from fedjax_lab.machine.target import Target, TracedFor, traced_for
 from fedjax_lab.models import depthwise, row_products, winograd
+from fedjax_lab.tree import wide_dtype
 
 LOWERINGS = ("auto", "winograd", "gemm", "im2col", "lax")
 PADDINGS = ("SAME", "VALID")
@@ -467,7 +468,7 @@ def _with_one(axes, i):
 def _each_channel(x, kernel, axes):
     """Correlate each channel by itself (depthwise)."""
     many = kernel.shape[-1] // x.shape[-1]
-    wide = jnp.promote_types(x.dtype, jnp.float32)
+    wide = wide_dtype(x.dtype)
     x = (jnp.repeat(x, many, -1) if many > 1 else x).astype(wide)
     weights = kernel.reshape(*kernel.shape[:-2], -1).astype(wide)
     strides, dilations = zip(*((axis.stride, axis.dilation) for axis in axes), strict=True)

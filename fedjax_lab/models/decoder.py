@@ -28,6 +28,7 @@ from fedjax_lab.checks import check_number
 from fedjax_lab.data.packing import Tokens
 from fedjax_lab.models.base import Model, from_linen
 from fedjax_lab.models.decoder_config import DecoderConfig
+from fedjax_lab.tree import wide_dtype
 
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 
@@ -101,7 +102,9 @@ class Decoder(nn.Module):
         h, _ = layers(config, self.dtype, self.adapter_dropout, name="layers")(h, (turn, mask))
         h = RMSNorm(config.norm_epsilon, self.dtype, name="norm")(h)
         if config.tie:
-            return jnp.einsum("btf,vf->btv", h, embedding, preferred_element_type=_wide(h))
+            return jnp.einsum(
+                "btf,vf->btv", h, embedding, preferred_element_type=wide_dtype(h.dtype)
+            )
         head = Projection(config.vocab_size, False, self.dtype, config.init_std, 0.0, name="head")
         return head(h, wide=True)
 
@@ -159,7 +162,7 @@ class RMSNorm(nn.Module):
     def __call__(self, x: jax.Array) -> jax.Array:
         """Normalise ``x`` [B, T, F]."""
         scale = self.param("scale", nn.initializers.ones, x.shape[-1:], self.dtype)
-        wide = x.astype(_wide(x))
+        wide = x.astype(wide_dtype(x.dtype))
         power = jnp.square(wide).mean(-1, keepdims=True)
         wide = wide * jax.lax.rsqrt(power + self.epsilon)
         return (wide * scale.astype(wide.dtype).reshape(1, 1, -1)).astype(x.dtype)
@@ -183,7 +186,7 @@ class Projection(nn.Module):
         """Map ``x``; with ``wide`` the result is float32."""
         shape = (x.shape[-1], self.size)
         kernel = self.param("kernel", nn.initializers.normal(self.init_std), shape, self.dtype)
-        y = jnp.matmul(x, kernel, preferred_element_type=_wide(x) if wide else None)
+        y = jnp.matmul(x, kernel, preferred_element_type=wide_dtype(x.dtype) if wide else None)
         if self.use_bias:
             bias = self.param("bias", nn.initializers.zeros, (self.size,), self.dtype)
             y = y + bias.reshape(1, 1, -1)
@@ -262,11 +265,6 @@ def frequencies(config: DecoderConfig) -> np.ndarray:
 def _rotate(x: jax.Array, turn: tuple[jax.Array, jax.Array]) -> jax.Array:
     """Rotate the pairs of each head's numbers, [B, T, N, D]."""
     cos, sin = turn
-    first, second = jnp.split(x.astype(_wide(x)), 2, axis=-1)
+    first, second = jnp.split(x.astype(wide_dtype(x.dtype)), 2, axis=-1)
     turned = (first * cos - second * sin, second * cos + first * sin)
     return jnp.concatenate(turned, axis=-1).astype(x.dtype)
-
-
-def _wide(x: jax.Array) -> Any:
-    """Return float32, or the dtype of ``x`` if it is wider."""
-    return jnp.promote_types(x.dtype, jnp.float32)

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fedjax_lab.checks import check_choice, check_int, check_number
+from fedjax_lab.checks import check_choice, check_int, check_number, repeated
 
 # Fields without effect on the model's numbers: how it was made, how text is generated with it, and
 # what other programs note. transformers ignores an old file's max_sequence_length as well.
@@ -362,9 +362,8 @@ def read_json(path: Path) -> dict[str, Any]:
     """
 
     def pairs(found: list[tuple[str, Any]]) -> dict[str, Any]:
-        if len({name for name, _ in found}) < len(found):
-            names = [name for name, _ in found]
-            raise ValueError(f"{next(n for n in names if names.count(n) > 1)!r} comes twice")
+        if (twice := repeated(name for name, _ in found)) is not None:
+            raise ValueError(f"{twice!r} comes twice")
         return dict(found)
 
     if not path.is_file():

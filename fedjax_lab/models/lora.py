@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_lab.checks import check_int, check_number
-from fedjax_lab.tree import by_path, path_text
+from fedjax_lab.tree import by_path, path_text, wide_dtype
 from fedjax_lab.types import Key, Params
 
 # path of a leaf -> whether it is selected; or patterns such as "layers/*/kernel", of which one fits
@@ -79,7 +79,7 @@ def init_adapters(
         layers = leaf.shape[:1] if in_layers(path) else ()
         m, n = _as_matrix(path, leaf.shape[len(layers) :])
         check_int(f"rank for {path}, {m} x {n},", rank, minimum=1, maximum=min(m, n))
-        dtype = jnp.promote_types(leaf.dtype, jnp.float32)
+        dtype = wide_dtype(leaf.dtype)
         down = jax.random.normal(jax.random.fold_in(key, number), (*layers, m, rank), dtype)
         adapters[path] = Adapter(down / math.sqrt(m), jnp.zeros((*layers, rank, n), dtype))
     return adapters

@@ -106,7 +106,8 @@ def language_model_loss(apply: Apply) -> LossFn:
         params: Params, examples: PyTree, key: Key | None, mask: jax.Array | None = None
     ) -> jax.Array:
         logits = with_mask(apply, mask)(params, examples.x, key)
-        return _word_losses(logits, examples.y).mean(axis=1)
+        check_tokens(logits, examples.y)
+        return _losses(logits, examples.y).mean(axis=1)
 
     return loss_fn
 
@@ -133,7 +134,8 @@ def token_counts(apply: Apply) -> Callable[[Params, PyTree], tuple[jax.Array, ja
 
     def counts(params: Params, examples: PyTree) -> tuple[jax.Array, jax.Array]:
         logits = apply(params, examples.x, None)
-        losses = _word_losses(logits, examples.y)
+        check_tokens(logits, examples.y)
+        losses = _losses(logits, examples.y)
         correct = (jnp.argmax(logits, axis=-1) == examples.y).astype(jnp.float32)
         return correct.mean(axis=1), losses.mean(axis=1)
 
@@ -267,8 +269,16 @@ def cross_entropy(logits: jax.Array, labels: jax.Array) -> jax.Array:
     return _losses(logits, labels)
 
 
-def _word_losses(logits: jax.Array, targets: jax.Array) -> jax.Array:
-    """Compute the cross-entropy [B, L] of logits [B, L, V], in float32 or a wider dtype."""
+def check_tokens(logits: jax.Array, targets: jax.Array) -> None:
+    """Check the logits and the targets of rows of tokens.
+
+    Args:
+      logits: float [B, L, V].
+      targets: integers [B, L].
+
+    Raises:
+      ValueError: logits are not [B, L, V], or targets not integers [B, L].
+    """
     if targets.ndim != 2 or not jnp.issubdtype(targets.dtype, jnp.integer):
         raise ValueError(
             f"examples.y has shape {targets.shape} and dtype {targets.dtype}; it must be the next "
@@ -280,7 +290,6 @@ def _word_losses(logits: jax.Array, targets: jax.Array) -> jax.Array:
             f"apply returned logits of shape {logits.shape} for targets of shape {targets.shape}; "
             f"they must be [B, L, V] = [{batch}, {length}, number of words]."
         )
-    return _losses(logits, targets)
 
 
 def _losses(logits: jax.Array, labels: jax.Array) -> jax.Array:

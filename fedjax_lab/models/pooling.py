@@ -19,6 +19,7 @@ from jax import lax
 
 from fedjax_lab.machine.layout import written_out
 from fedjax_lab.machine.target import TracedFor, traced_for
+from fedjax_lab.tree import wide_dtype
 
 
 class Window(NamedTuple):
@@ -185,7 +186,7 @@ def _maximum_of(x, windows, padding):
 
 def _sum_of(x, windows, padding):
     dtype = x.dtype
-    x, back = _inner(x.astype(jnp.promote_types(dtype, jnp.float32)), windows, padding, 0)
+    x, back = _inner(x.astype(wide_dtype(dtype)), windows, padding, 0)
     for i, window in enumerate(windows[j] for j in back.order):
         if _is_split(window) and window.size > 1:
             x = _pairs(x, {i: window}).sum(i + 1)

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Sharding
 
-from fedjax_lab.checks import check_int
+from fedjax_lab.checks import check_int, repeated
 from fedjax_lab.machine.keys import seeded
 from fedjax_lab.models.base import Model
 from fedjax_lab.models.decoder import decoder
@@ -238,8 +238,7 @@ def _checked(
             raise ValueError(f"into has {leaf.shape} at {path!r}, which cannot be {stored}.")
         plan.append((leaf, stored))
         names += stored.names(leaf.shape)
-    if len(set(names)) < len(names):
-        twice = next(name for name in names if names.count(name) > 1)
+    if (twice := repeated(names)) is not None:
         raise ValueError(f"rename has two leaves for {twice!r}.")
     if missing := [name for name in names if name not in files.entries]:
         raise ValueError(f"the files lack {_few(missing)}.")

@@ -19,6 +19,7 @@ from jax import lax
 from fedjax_lab.machine.layout import written_out
 from fedjax_lab.models import winograd
 from fedjax_lab.models.bilinear import Bilinear
+from fedjax_lab.tree import wide_dtype
 
 
 class Sizes(NamedTuple):
@@ -92,7 +93,7 @@ def _images_of(features: jax.Array, kernel: jax.Array, size: Sizes) -> jax.Array
         return lax.dynamic_update_slice_in_dim(total, rows, top, 0), None
 
     rows = features.reshape(len(features), features.shape[1], -1)
-    start = jnp.zeros(columns.shape, _wide(kernel.dtype))
+    start = jnp.zeros(columns.shape, wide_dtype(kernel.dtype))
     total, _ = lax.scan(add, start, (_tops(size), rows))
     to_columns = functools.partial(_columns, size=size)
     like = jax.ShapeDtypeStruct(like.shape, start.dtype)
@@ -113,13 +114,8 @@ def _kernel_of(x: jax.Array, features: jax.Array, size: Sizes) -> jax.Array:
 
     rows = features.reshape(len(features), num_features, -1)
     shape = num_features, size.kernel[0] * size.kernel[1] * num_channels
-    total, _ = lax.scan(add, jnp.zeros(shape, _wide(x.dtype)), (_tops(size), rows))
+    total, _ = lax.scan(add, jnp.zeros(shape, wide_dtype(x.dtype)), (_tops(size), rows))
     return total.T.reshape(*size.kernel, num_channels, num_features).astype(x.dtype)
-
-
-def _wide(dtype):
-    """Return a dtype for sums over rows, which a narrow float would round once for each."""
-    return jnp.promote_types(dtype, jnp.float32)
 
 
 def _matrix(kernel: jax.Array) -> jax.Array:

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from fedjax_lab.checks import check_number
 from fedjax_lab.models.base import Apply, with_mask
 from fedjax_lab.models.label_checks import mark_labels
-from fedjax_lab.models.losses import check_functions, pick
+from fedjax_lab.models.losses import check_functions, check_tokens, pick
 from fedjax_lab.tree import widen
 from fedjax_lab.types import Key, LossFn, Params, PyTree
 
@@ -84,17 +84,7 @@ def answer_counts(
 
 def _losses(logits: jax.Array, targets: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Compute the cross-entropy [B, T], in float32 or wider, and the scored places, bool [B, T]."""
-    if targets.ndim != 2 or not jnp.issubdtype(targets.dtype, jnp.integer):
-        raise ValueError(
-            f"examples.y has shape {targets.shape} and dtype {targets.dtype}; it must be the next "
-            "token of each place, integers [B, T]."
-        )
-    if logits.ndim != 3 or logits.shape[:2] != targets.shape:
-        rows, length = targets.shape
-        raise ValueError(
-            f"apply returned logits of shape {logits.shape} for targets of shape {targets.shape}; "
-            f"they must be [B, T, V] = [{rows}, {length}, number of tokens]."
-        )
+    check_tokens(logits, targets)
     scored = targets >= 0
     wide = widen(logits)
     total = jax.nn.logsumexp(wide, axis=-1)

@@ -42,7 +42,7 @@ def inner_products(rows: PyTree, *others: PyTree) -> jax.Array:
         products = []
         for is_divided, leaf, *other in zip(divided, *map(jax.tree.leaves, trees), strict=True):
             left = rows_of(leaf)
-            right = Rows(left.shape, [part.reshape(len(part), *left.shape) for part in other])
+            right = RowBlocks(left.shape, [part.reshape(len(part), *left.shape) for part in other])
             products.append(_product([left], [right], dtype, [is_divided]))
         return jnp.stack(products)
 
@@ -96,7 +96,7 @@ def _add(total: tuple[jax.Array, jax.Array], term: jax.Array) -> tuple[jax.Array
     return new, error + ((value - (new - part)) + (term - part))
 
 
-class Rows(NamedTuple):
+class RowBlocks(NamedTuple):
     """A leaf of C rows. Few rows are separate arrays, which avoids a stack.
 
     Attributes:
@@ -132,25 +132,27 @@ class Rows(NamedTuple):
         return found
 
 
-def rows_of(leaf: jax.Array) -> Rows:
-    """Return a leaf of rows as ``Rows``.
+def rows_of(leaf: jax.Array) -> RowBlocks:
+    """Return a leaf of rows as ``RowBlocks``.
 
     Args:
       leaf: [C, ...].
     """
     leaf = leaf[:, None] if leaf.ndim == 1 else leaf
-    return Rows(leaf.shape[1:], list(leaf) if len(leaf) <= FEW_ROWS else [leaf])
+    return RowBlocks(leaf.shape[1:], list(leaf) if len(leaf) <= FEW_ROWS else [leaf])
 
 
-def _row_of(leaf: jax.Array) -> Rows:
+def _row_of(leaf: jax.Array) -> RowBlocks:
     return rows_of(leaf[None])
 
 
-def _joined(*some: Rows) -> Rows:
-    return Rows(some[0].shape, [part for rows in some for part in rows.parts])
+def _joined(*some: RowBlocks) -> RowBlocks:
+    return RowBlocks(some[0].shape, [part for rows in some for part in rows.parts])
 
 
-def _product(left: list[Rows], right: list[Rows], dtype: Any, divided: Sequence[bool]) -> jax.Array:
+def _product(
+    left: list[RowBlocks], right: list[RowBlocks], dtype: Any, divided: Sequence[bool]
+) -> jax.Array:
     """Compute left @ right.T [C, K] of vectors, as lists of leaves, compensated over blocks."""
     whole, parts = _split(divided)
     found = [
@@ -184,31 +186,19 @@ def _times(rows, columns, axes):
 
 
 def _pair(rows, columns, axes):
-    on_gpu = traced_for().platform == "gpu"
-    return (_pair_on_gpu if on_gpu else _pair_on_tpu)(rows, columns, axes)
+    """Compute inner products on an accelerator.
 
-
-def _pair_on_gpu(rows, columns, axes):
-    """Compute inner products on a GPU without loops, each of whose steps would start its kernels.
-
-    Its sums are trees, which need no blocks.
+    On a GPU without loops, each of whose steps would start its kernels; its sums are trees, which
+    need no blocks. On a TPU fast to compile, or fast to run if they are large: a float32 matrix
+    product in full precision takes three times as long to compile there.
     """
     if rows.ndim == columns.ndim == axes:
         return jnp.sum(rows * columns).reshape(1, 1)
     rows, columns = _stacked([rows], axes), _stacked([columns], axes)
-    few = min(len(rows), len(columns)) <= FEW_ROWS
-    return (sums_of_products if few else product_of_blocks)(rows, columns)
-
-
-def _pair_on_tpu(rows, columns, axes):
-    """Compute inner products on a TPU: fast to compile, or fast to run if they are large.
-
-    A float32 matrix product in full precision takes three times as long to compile there.
-    """
-    if rows.ndim == columns.ndim == axes:
-        return jnp.sum(rows * columns).reshape(1, 1)
-    rows, columns = _stacked([rows], axes), _stacked([columns], axes)
-    many = min(len(rows), len(columns)) > _MANY_ROWS and rows[0].size > _MANY_NUMBERS
+    fewest = min(len(rows), len(columns))
+    if traced_for().platform == "gpu":
+        return (sums_of_products if fewest <= FEW_ROWS else product_of_blocks)(rows, columns)
+    many = fewest > _MANY_ROWS and rows[0].size > _MANY_NUMBERS
     takes_parts = many and rows.dtype == jnp.float32
     return (product_of_parts if takes_parts else sums_of_products)(rows, columns)
 
@@ -306,7 +296,7 @@ def _matrix_square(parts, scale, axes):
 
 
 def _gram(
-    vectors: list[Rows], dtype: Any, scale: jax.Array, divided: Sequence[bool]
+    vectors: list[RowBlocks], dtype: Any, scale: jax.Array, divided: Sequence[bool]
 ) -> tuple[jax.Array, jax.Array]:
     """Compute the scaled vectors' inner products [K, K], compensated, and largest numbers [K]."""
     whole, parts = _split(divided)
@@ -346,7 +336,7 @@ def are_safe(squares: jax.Array) -> jax.Array:
 
 def scaled_gram(
     p: list[jax.Array],
-    rows: list[Rows],
+    rows: list[RowBlocks],
     dtype: Any,
     mask: jax.Array | None,
     products: tuple[jax.Array, ...] | None,
@@ -395,7 +385,7 @@ def scaled_gram(
 
 
 def sum_of_rows(
-    rows: list[Rows], weights: jax.Array, scale: jax.Array, dtype: Any
+    rows: list[RowBlocks], weights: jax.Array, scale: jax.Array, dtype: Any
 ) -> list[jax.Array]:
     """Compute sum_c weights[c] rows[c] of the scaled rows.
 
@@ -446,7 +436,7 @@ def _weighted_product(weights, rows):
 def along(
     q: list[jax.Array],
     change: list[jax.Array],
-    rows: list[Rows],
+    rows: list[RowBlocks],
     scale: jax.Array,
     dtype: Any,
     divided: Sequence[bool],

@@ -7,7 +7,7 @@ from pathlib import Path
 from fedjax_lab.checks import check_choice
 from fedjax_lab.estimates import NOTHING
 from fedjax_lab.machine.atomic_files import write_text
-from fedjax_lab.markdown import Rows
+from fedjax_lab.markdown import Cells
 from fedjax_lab.report.csv_text import pivots_csv, runs_csv
 from fedjax_lab.report.html import html_page
 from fedjax_lab.report.paired import NOISE
@@ -70,7 +70,11 @@ def format_report(
     check_choice("format", form, FORMATS)
     check_target(target)
     axes = check_axes(rows, columns)
-    runs = load_runs(directories := list(directories))
+    if form == "html" and axes is None:
+        with tempfile.TemporaryDirectory() as folder:
+            report = write_report(directories, folder, target=target, title=title)
+            return report.with_suffix(".html").read_text(encoding="utf-8")
+    runs = load_runs(directories)
     check_target(target, runs)
     if axes is not None:
         return _format_pivots(pivots_of(runs, axes, target), form, title)
@@ -82,11 +86,7 @@ def format_report(
         return "\n".join(map(str.__add__, titles, tables))
     if form == "csv":
         return runs_csv(sections)
-    if form == "markdown":
-        return report_text(sections, [[]] * len(sections), target, title)
-    with tempfile.TemporaryDirectory() as folder:
-        report = write_report(directories, folder, target=target, title=title)
-        return html_page(report.read_text(encoding="utf-8"), Path(folder))
+    return report_text(sections, [[]] * len(sections), target, title)
 
 
 def _format_pivots(pivots: Sequence[Pivot], form: str, title: str) -> str:
@@ -126,7 +126,7 @@ def write_format(text: str, out: str | Path) -> None:
     write_text(path, text)
 
 
-def latex_table(rows: Rows) -> str:
+def latex_table(rows: Cells) -> str:
     """Format rows as a tabular of the package booktabs; the first row is the header.
 
     Args:

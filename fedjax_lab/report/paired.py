@@ -11,7 +11,7 @@ from typing import NamedTuple
 from fedjax_lab.estimates import (
     NOTHING,
     Estimate,
-    decimals,
+    digits_of,
     estimate,
     format_estimate,
     standard_errors,
@@ -90,7 +90,7 @@ def behind_best(
         for group in groups
     ]
     largest = max((abs(found.estimate.mean) for found in behind if found), default=math.nan)
-    digits = decimals([largest]) if is_error else 2
+    digits = digits_of([largest], is_error)
 
     def cells(group: Group, found: Difference | None) -> list[str]:
         if group is leader:

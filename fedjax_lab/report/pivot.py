@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from fedjax_lab.checks import check_choice
-from fedjax_lab.estimates import NOTHING, Estimate, decimals, estimate, format_estimate
-from fedjax_lab.markdown import Rows, inert, markdown_table, printable
+from fedjax_lab.estimates import NOTHING, Estimate, digits_of, estimate, format_estimate
+from fedjax_lab.markdown import Cells, inert, markdown_table, printable
 from fedjax_lab.report.paired import NOISE, best_group, paired_difference
 from fedjax_lab.report.runs import Group, Run, differing_parts, show
 from fedjax_lab.report.sections import (
@@ -18,6 +18,7 @@ from fedjax_lab.report.sections import (
     dataset_of,
     direction,
     metric_of,
+    names_that_differ,
     runs_of,
     sections_of,
     setting_of,
@@ -134,8 +135,7 @@ def pivots_of(
     for entry in entries:
         tables.setdefault(_rest(entry, axes), []).append(entry)
     rests = [{n: v for n, v in some[0].values.items() if n not in axes} for some in tables.values()]
-    names = dict.fromkeys(name for rest in rests for name in rest if name != "data_hash")
-    differ = [n for n in names if len({json.dumps(rest.get(n)) for rest in rests}) > 1]
+    differ = [name for name in names_that_differ(rests) if name != "data_hash"]
     titles = [
         ", ".join(f"{printable(n)} {show(rest[n])}" for n in differ if n in rest) for rest in rests
     ]
@@ -254,7 +254,7 @@ def _hyperparameters(run: Run) -> dict[str, Any]:
     return {name: value for name, value in run.settings.items() if name not in task}
 
 
-def score_rows(pivot: Pivot, best: Callable[[str], str]) -> Rows:
+def score_rows(pivot: Pivot, best: Callable[[str], str]) -> Cells:
     """Return header and rows of scores: mean and interval over the seeds.
 
     Args:
@@ -264,7 +264,7 @@ def score_rows(pivot: Pivot, best: Callable[[str], str]) -> Rows:
 
     is_error = all(math.isnan(cell.target) for cell in pivot.cells.values())
     means = (cell.score.mean for cell in pivot.cells.values())
-    digits = decimals(means) if is_error else 2
+    digits = digits_of(means, is_error)
 
     def text(cell: Cell) -> str:
         shown = format_estimate(cell.score, digits) + (f" {UNSOLVED}" if cell.unsolved else "")
@@ -275,7 +275,7 @@ def score_rows(pivot: Pivot, best: Callable[[str], str]) -> Rows:
     return _rows(pivot, text)
 
 
-def target_rows(pivot: Pivot) -> Rows | None:
+def target_rows(pivot: Pivot) -> Cells | None:
     """Return header and rows of rounds to the target; None if there is no target.
 
     A mean is given only if all seeds reach it. Targets stand beside the settings' names.
@@ -301,7 +301,7 @@ def _rows(
     text: Callable[[Cell], str],
     named: Callable[[str], str] = str,
     side: int | None = None,
-) -> Rows:
+) -> Cells:
     rows, columns = (
         {name: named(name) if side == axis else name for name in names}
         for axis, names in enumerate((pivot.rows, pivot.columns))
@@ -377,6 +377,6 @@ def notes(pivots: Sequence[Pivot]) -> list[str]:
     return [UNSOLVED_NOTE] if unsolved else []
 
 
-def _shown(rows: Rows) -> str:
+def _shown(rows: Cells) -> str:
     head, *body = rows
     return markdown_table([list(map(inert, head)), *([inert(row[0]), *row[1:]] for row in body)])

@@ -4,8 +4,8 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from fedjax_lab.estimates import NOTHING, Estimate, decimals, estimate, format_estimate
-from fedjax_lab.markdown import Rows, code, inert, markdown_table
+from fedjax_lab.estimates import NOTHING, Estimate, digits_of, estimate, format_estimate
+from fedjax_lab.markdown import Cells, code, inert, markdown_table
 from fedjax_lab.qp.residuals import LARGEST_RESIDUAL, unsolved
 from fedjax_lab.report.distribution import spread_measures
 from fedjax_lab.report.paired import NOISE, behind_best
@@ -66,6 +66,7 @@ OVER_CLIENTS = (
     "last model on each client's own test examples."
 )
 _NOT_OF_SEEDS = ("best tenth", "variance")  # for which a terminal is too narrow
+_COLUMNS = 3  # of names and values, side by side
 _GLOBAL = "global model, "  # before a column's name
 _BY_GLOBAL_MODEL = (
     " **Compared by the global model, because no run scored the clients' own models: {}.**"
@@ -98,7 +99,7 @@ def top(run: Run) -> float:
     return best(run.values("accuracy"))
 
 
-def accuracy_table(groups: Sequence[Group], measure: Callable[[Run], float] | None = None) -> Rows:
+def accuracy_table(groups: Sequence[Group], measure: Callable[[Run], float] | None = None) -> Cells:
     """Return header and rows: accuracies in percent, and each group's distance from the best.
 
     Language models also have the lowest perplexity, and private runs have epsilon; regressions have
@@ -125,7 +126,9 @@ def accuracy_table(groups: Sequence[Group], measure: Callable[[Run], float] | No
         return sign * tail.mean(run, metric)
 
     found = [[over_seeds(group, value) for value in columns.values()] for group in groups]
-    digits = [_digits(column, sign) for column in zip(*found, strict=True)]
+    digits = [
+        digits_of((value.mean for value in column), sign < 0) for column in zip(*found, strict=True)
+    ]
 
     def row(group: Group, values: list[Estimate], behind: list[str]) -> list[str]:
         shown = [format_estimate(value, of) for value, of in zip(values, digits, strict=True)]
@@ -134,11 +137,6 @@ def accuracy_table(groups: Sequence[Group], measure: Callable[[Run], float] | No
     compared = measure or by_tail
     behind = behind_best(groups, lambda run: scale * compared(run), is_error=sign < 0)
     return [head, *(row(*cells) for cells in zip(groups, found, behind, strict=True))]
-
-
-def _digits(column: Iterable[Estimate], sign: float) -> int:
-    """Return the decimals of a column: two, or of errors what their size needs."""
-    return decimals(value.mean for value in column) if sign < 0 else 2
 
 
 def marked(group: Group) -> str:
@@ -184,11 +182,14 @@ def measures(runs: Iterable[Run], tail: Tail) -> dict[str, Callable[[Run], float
         "last (%)": lambda run: 100 * last(run.values(ACCURACY)),
         f"{tail.name} (%)": lambda run: 100 * tail.mean(run),
     }
-    on_training_data = {"worst 10 % of clients (%)": lambda run: 100 * _worst(run)}
+    worst = f"worst_10_percent_{ACCURACY}"
+    on_training_data = {
+        "worst 10 % of clients (%)": lambda run: 100 * number(run.summary.get(worst))
+    }
     own = _own_models(ACCURACY, tail, 100, " (%)") if personal else {}
     found = {**own, **_named(accuracies, personal), **(spread or on_training_data)}
     if any(PERPLEXITY in run.rows[-1] for run in runs):
-        found["lowest perplexity"] = _lowest_perplexity
+        found["lowest perplexity"] = lambda run: lowest(run.values(PERPLEXITY))
     return {**found, **spent}
 
 
@@ -210,7 +211,7 @@ def _own_models(
     }
 
 
-def seed_table(runs: Sequence[Run]) -> Rows:
+def seed_table(runs: Sequence[Run]) -> Cells:
     """Return header and rows for a terminal: one row for each run, then their mean.
 
     Args:
@@ -220,7 +221,7 @@ def seed_table(runs: Sequence[Run]) -> Rows:
     columns = {n: f for n, f in columns.items() if not n.startswith(_NOT_OF_SEEDS)}
     sign, _ = direction(runs)
     means = [estimate([f(run) for run in runs]) for f in columns.values()]
-    digits = [_digits([found], sign) for found in means]
+    digits = [digits_of([found.mean], sign < 0) for found in means]
     rows = [
         [
             str(run.seed),
@@ -235,15 +236,7 @@ def seed_table(runs: Sequence[Run]) -> Rows:
     return [["seed", *(name.replace(" of clients (%)", " (%)") for name in columns)], *rows, mean]
 
 
-def _lowest_perplexity(run: Run) -> float:
-    return lowest(run.values("perplexity"))
-
-
-def _worst(run: Run) -> float:
-    return number(run.summary.get("worst_10_percent_accuracy"))
-
-
-def target_table(groups: Sequence[Group], target: float) -> Rows:
+def target_table(groups: Sequence[Group], target: float) -> Cells:
     """Return header and rows: cost to reach ``target``; a mean only if all seeds reach it."""
     columns: dict[str, tuple[str, float, int]] = {  # the name in a row, a factor, digits
         "rounds": ("round", 1, 0),
@@ -272,7 +265,7 @@ def target_table(groups: Sequence[Group], target: float) -> Rows:
     return [["method", "seeds that reach it", *columns], *map(row, groups)]
 
 
-def time_table(groups: Sequence[Group]) -> Rows:
+def time_table(groups: Sequence[Group]) -> Cells:
     """Return header and rows: compile seconds, run seconds, rounds per second; means over seeds."""
     head = ["method", "compile (s)", "run (s)", "rounds per second"]
 
@@ -292,14 +285,14 @@ def _rounds_per_second(run: Run) -> float:
     return run.rows[-1]["round"] / run.seconds if run.seconds > 0 else math.nan
 
 
-def run_table(groups: Sequence[Group]) -> Rows:
+def run_table(groups: Sequence[Group]) -> Cells:
     """Return header and rows: every run with its partition's hash and its state."""
     sign, metric = direction(runs_of(groups))
     unit, scale = ("mean squared error", 1) if sign < 0 else ("accuracy (%)", 100)
     unit = f"own models, {unit}" if metric.startswith(OWN) else unit
     head = ["run", "method", "seed", "partition", "rounds", unit]
     last_ones = [estimate([scale * r.values(metric)[-1]]) for r in runs_of(groups)]
-    digits = _digits(last_ones, sign)
+    digits = digits_of((value.mean for value in last_ones), sign < 0)
 
     def row(group: Group, run: Run) -> list[str]:
         rounds = f"{run.rows[-1]['round']:,}"
@@ -392,7 +385,7 @@ def _not_scored(groups: Sequence[Group], personal: bool) -> str:
     return (_NOT_SCORED if personal else _BY_GLOBAL_MODEL).format(names) if names else ""
 
 
-def _shown(rows: Rows) -> str:
+def _shown(rows: Cells) -> str:
     return markdown_table([[inert(cell) for cell in row] for row in rows])
 
 
@@ -455,10 +448,10 @@ def _listed(values: dict[str, Any]) -> str:
     return ", ".join(shown) or NOTHING
 
 
-def _in_columns(values: dict[str, Any], columns: int = 3) -> Rows:
+def _in_columns(values: dict[str, Any]) -> Cells:
     """Format names and values in several columns, to be read downwards."""
     cells = [[inert(name), code(show(value))] for name, value in sorted(values.items())]
-    height = -(-len(cells) // columns)
+    height = -(-len(cells) // _COLUMNS)
     cells += [["", ""]] * (-len(cells) % height)
     rows = [[text for cell in cells[row::height] for text in cell] for row in range(height)]
     return [["setting", "value"] * (len(cells) // height), *rows]

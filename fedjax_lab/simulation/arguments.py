@@ -2,7 +2,6 @@
 
 import json
 import os
-import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -10,11 +9,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_lab.checks import MOST_ROUNDS, check_int
+from fedjax_lab.checks import MOST_ROUNDS, check_int, warn
 from fedjax_lab.clients.metrics import apply_loss, with_constants, with_frozen_weights
 from fedjax_lab.data import FederatedArrays, FederatedStream
 from fedjax_lab.data.heterogeneity import targets_of
-from fedjax_lab.machine.keys import seeded
+from fedjax_lab.machine.keys import is_key, seeded
 from fedjax_lab.machine.target import tracing_with
 from fedjax_lab.models.label_checks import check_labels
 from fedjax_lab.round import Algorithm, check_algorithm
@@ -158,12 +157,10 @@ def warn_of_nonfinite_data(clients: FederatedArrays) -> None:
     ids = np.unique(owners[broken]).tolist()
     named = ids if clients.names is None else [clients.names[i] for i in ids]
     more = f" and {len(ids) - _NAMED} more" if len(ids) > _NAMED else ""
-    warnings.warn(
+    warn(
         f"{broken.sum()} examples of the clients {', '.join(map(str, named[:_NAMED]))}{more} "
         "have values that are not finite; on_nonfinite decides what happens in a round that "
         "uses them.",
-        UserWarning,
-        stacklevel=6,
     )
 
 
@@ -179,12 +176,10 @@ def warn_of_statistics(params: Any) -> None:
         if _is_statistic(node) or "batch_stats" in map(str, (getattr(p, "key", p) for p in path))
     ]
     if found:
-        warnings.warn(
+        warn(
             f"params holds running statistics ({', '.join(found[:_NAMED])}), which have no "
             "gradient and would not follow the data. Use "
             "fedjax_lab.models.batch_norm.BatchNorm, whose statistics do.",
-            UserWarning,
-            stacklevel=4,
         )
 
 
@@ -272,7 +267,7 @@ def _blank(values: PyTree) -> PyTree:
     """Replace values that no label depends on by zeros."""
 
     def zeros(leaf):
-        if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        if is_key(leaf):
             return jnp.broadcast_to(seeded(0), leaf.shape)
         return jnp.zeros(leaf.shape, leaf.dtype)
 

@@ -26,6 +26,8 @@ from fedjax_lab.storage.fingerprint import hash_function
 from fedjax_lab.storage.run_dir import versions
 from fedjax_lab.types import FedState
 
+_TIMED_ROUNDS = 5  # of a measurement
+
 
 class ChunkPlanner:
     """Plans chunks of rounds; programs compiled for planning are reused by the run.
@@ -185,7 +187,7 @@ class ChunkPlanner:
         )
         return planner.MapChoice(chosen, "measured before" if remembered else "measured")
 
-    def _seconds(self, client_map: str, length: int = 5) -> float:
+    def _seconds(self, client_map: str) -> float:
         """Measure the time of a few rounds under a client map."""
         place = self._resolved(client_map)
         values = self._state, self._clients, self._run.key
@@ -194,7 +196,7 @@ class ChunkPlanner:
         state = place.processes.put(state, place.state_sharding(state))
         run_chunk = build_chunk(self._run, place)
         first = jnp.zeros((), jnp.int32)
-        run = functools.partial(run_chunk, length=length, frozen=frozen)
+        run = functools.partial(run_chunk, length=_TIMED_ROUNDS, frozen=frozen)
         return planner.timed(lambda: run(jax.tree.map(jnp.copy, state), clients, key, first))
 
 

@@ -80,11 +80,11 @@ class Chunks:
 
     def whole_state(self) -> FedState:
         """Gather the state with its frozen weights in each process; all processes call it."""
-        return self.processes.collected(self._run.with_frozen(self._state, self._frozen))
+        return self.processes.collected(self._state._replace(frozen=self._frozen))
 
     def result(self) -> FedState:
         """Return the final state of the run."""
-        state = self.processes.local(self._run.with_frozen(self._state, self._frozen))
+        state = self.processes.local(self._state._replace(frozen=self._frozen))
         return self._store.result(state)
 
     def lower(self, length: int) -> jax.stages.Lowered:

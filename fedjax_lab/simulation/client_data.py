@@ -5,7 +5,6 @@ It also attaches client times to the clients' data.
 
 import dataclasses
 import sys
-import warnings
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
@@ -14,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedjax_lab.checks import warn
 from fedjax_lab.data import ClientTimes, FederatedArrays, FederatedStream
 from fedjax_lab.data.client_sampling import check_cohorts
 from fedjax_lab.data.cohort import Schedule
@@ -197,7 +197,7 @@ class StreamedClientData(ClientData):
         self._first = self._ahead = self._next = None
         if self._broken is not None and not self._warned:
             self._warned = True
-            warnings.warn(self._broken, UserWarning, stacklevel=5)
+            warn(self._broken)
         self.clients = dataclasses.replace(
             clients, examples=_shapes(clients.examples), window=_shapes(clients.window)
         )

@@ -23,7 +23,7 @@ class Computation:
     """The computation of a run: a method, a schedule of batches, and an initial state.
 
     States are passed between chunks without frozen weights, which no round changes. ``start`` and
-    ``checked_state`` remove them from a state; ``with_frozen`` inserts them again.
+    ``checked_state`` remove them from a state; ``Chunks`` inserts them again.
 
     Attributes:
       algorithm: the method.
@@ -115,15 +115,6 @@ class Computation:
           state: with or without frozen weights.
         """
         return self.algorithm.params(state)
-
-    def with_frozen(self, state: FedState, frozen: PyTree) -> FedState:
-        """Insert the frozen weights into a state.
-
-        Args:
-          state: state without frozen weights.
-          frozen: the frozen weights, on their devices.
-        """
-        return state._replace(frozen=frozen)
 
     def chunk_length(self, round: int) -> int:
         """Return the number of rounds of the next chunk.

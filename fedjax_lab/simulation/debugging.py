@@ -15,11 +15,12 @@ setting                    in ``simulate``, ``sweep`` and ``tune``
 
 import contextlib
 import functools
-import warnings
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 import jax
+
+from fedjax_lab.checks import warn
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -76,7 +77,7 @@ def debuggable(function: Function) -> Function:
             if any(guard and guard.startswith("disallow") for guard in guards):
                 stack.enter_context(jax.transfer_guard("allow"))
             if _setting("debug_key_reuse"):
-                warnings.warn(_KEYS.format(name=function.__name__), UserWarning, stacklevel=3)
+                warn(_KEYS.format(name=function.__name__))
                 stack.enter_context(jax.debug_key_reuse(False))
             return function(*args, **kwargs)
 

@@ -4,12 +4,12 @@ A run has diverged if its global model is not finite, or if clients participated
 none of them gave finite values. If only the loss is not finite, the run continues with a warning.
 """
 
-import warnings
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
+from fedjax_lab.checks import warn
 from fedjax_lab.qp.residuals import LARGEST_RESIDUAL, QP_RESIDUALS, unsolved
 
 
@@ -85,7 +85,7 @@ class Watch:
             if self._is_single:
                 at = int((excluded > 0).argmax())
                 said = f"on_nonfinite is 'stop': the run ends before round {first + at}."
-                _warn(f"diverged: {said}")
+                warn(f"diverged: {said}")
                 return at
         if self._is_single:
             self._warn_of_clients(first, left, excluded)
@@ -94,16 +94,16 @@ class Watch:
         lost = lost_rounds(metrics)
         self.diverged = self.diverged | lost.any(-1) | ~np.asarray(is_finite)
         if self._is_single and lost.any():
-            _warn(f"diverged: in round {first + int(lost.argmax())} no client was finite.")
+            warn(f"diverged: in round {first + int(lost.argmax())} no client was finite.")
         elif self._is_single and self.diverged:
-            _warn(f"diverged: the global model is not finite after round {first + length}.")
+            warn(f"diverged: the global model is not finite after round {first + length}.")
         return length
 
     def _warn_of_clients(self, first: int, left: np.ndarray, excluded: np.ndarray) -> None:
         if excluded.any() and "clients" not in self._told:
             self._told.add("clients")
             at = np.unravel_index(excluded.argmax(), excluded.shape)
-            _warn(
+            warn(
                 f"in round {first + at[-1]} of {self._name} {excluded[at]:.0f} of "
                 f"{excluded[at] + left[at]:.0f} clients gave values that are not finite and were "
                 "left out; rows count them as nonfinite_clients."
@@ -114,7 +114,7 @@ class Watch:
         if odd.any() and "losses" not in self._told:
             self._told.add("losses")
             at = np.unravel_index(odd.argmax(), odd.shape)
-            _warn(
+            warn(
                 f"in round {first + at[-1]} of {self._name} the loss is {metrics['loss'][at]}, "
                 "although the messages are finite: the examples may have labels without a logit, "
                 "or the loss may have values that its gradients do not show. The run continues."
@@ -127,7 +127,7 @@ class Watch:
             self._told.add("programs")
             residuals = found[bad[0]]
             at = np.unravel_index(residuals.argmax(), residuals.shape)
-            _warn(
+            warn(
                 f"in round {first + at[-1]} of {self._name} {bad[0]} is {residuals[at]:.2g}, "
                 f"above {LARGEST_RESIDUAL:g}: its quadratic programs were not solved, and their "
                 "results are no projections; reports mark the run."
@@ -148,7 +148,3 @@ def check_overflow(overflow: Any) -> None:
             "a Poisson cohort has more clients than slots, which has a probability of 1e-9 in a "
             "round; choose another seed."
         )
-
-
-def _warn(text: str) -> None:
-    warnings.warn(text, UserWarning, stacklevel=5)

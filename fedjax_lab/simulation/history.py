@@ -126,11 +126,11 @@ class History:
           metrics: of the chunk's rounds, [length] each.
           scores: of the evaluation.
         """
-        row = {"round": round, **self.means(metrics), **self.guarantees(round), **scores}
+        row = {"round": round, **self.account(metrics), **self.guarantees(round), **scores}
         self.rows.append(row)
         return row
 
-    def means(self, metrics: Mapping[str, Any]) -> Row:
+    def account(self, metrics: Mapping[str, Any]) -> Row:
         """Compute the means over a chunk's rounds, and the new totals.
 
         A metric's mean is over the rounds that have it: those with a participant or, for metrics

@@ -12,7 +12,6 @@ import numbers
 import sys
 import time
 import uuid
-import warnings
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -20,7 +19,7 @@ from typing import Any
 
 import jax
 
-from fedjax_lab.checks import check_choice
+from fedjax_lab.checks import check_choice, warn
 from fedjax_lab.machine.atomic_files import new_file
 from fedjax_lab.machine.extras import missing
 
@@ -60,11 +59,10 @@ class Hooks:
                 hook(dict(row))
             except Exception as error:
                 self._hooks.remove(hook)
-                warnings.warn(
+                warn(
                     f"on_row: {hook!r} failed after round {row['round']} with "
                     f"{type(error).__name__}: {error}. The run continues without it.",
                     RuntimeWarning,
-                    stacklevel=2,
                 )
         return time.perf_counter() - began
 

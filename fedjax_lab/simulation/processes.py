@@ -22,6 +22,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from fedjax_lab.clients.mapping import ClientMap
 from fedjax_lab.clients.store import AXIS
+from fedjax_lab.machine.keys import is_key
 from fedjax_lab.storage.run_dir import differences
 from fedjax_lab.types import PyTree
 
@@ -225,7 +226,7 @@ class _SeveralProcesses(Processes):
         def one(leaf, where):
             if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:
                 return jax.device_put(leaf, where)
-            if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+            if is_key(leaf):
                 wrap = jax.jit(
                     lambda bits: jax.random.wrap_key_data(bits, impl=jax.random.key_impl(leaf))
                 )

@@ -1,7 +1,6 @@
 """The identity of a run; its rows and checkpoints in a run directory."""
 
 import dataclasses
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any, Protocol
 import jax
 import numpy as np
 
+from fedjax_lab.checks import warn
 from fedjax_lab.data.cohort import Schedule
 from fedjax_lab.descriptions import ARRAY, describe
 from fedjax_lab.simulation.chunks import Chunks
@@ -320,11 +320,9 @@ class RunLog:
         with suppress(OSError, ValueError):
             in_file = [row for row in read_metrics(file) if row["round"] <= self.saved]
         if in_file != expected:
-            warnings.warn(
+            warn(
                 f"{file} lacks some of the {len(expected)} rows of the checkpoint of round "
                 f"{self.saved}, or has others; they are restored from the checkpoint.",
-                UserWarning,
-                stacklevel=5,
             )
 
     def rows(self, rows: Sequence[Row], seconds: float, compile_seconds: float) -> None:

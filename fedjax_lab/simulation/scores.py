@@ -14,7 +14,7 @@ from fedjax_lab.simulation.run_log import Row
 from fedjax_lab.types import FedState, Metrics, Params
 
 
-class Scores(NamedTuple):
+class Evaluators(NamedTuple):
     """The functions that evaluate a run.
 
     Attributes:

@@ -37,7 +37,7 @@ from fedjax_lab.simulation.loggers import Hook, Hooks, Profile, Progress
 from fedjax_lab.simulation.placement import Placement
 from fedjax_lab.simulation.processes import Processes
 from fedjax_lab.simulation.run_log import Row, RunLog, identity, with_program
-from fedjax_lab.simulation.scores import Scores
+from fedjax_lab.simulation.scores import Evaluators
 from fedjax_lab.simulation.stop import check_not_ended, end_later_runs, stop_on_signal
 from fedjax_lab.types import FedState, Metrics, Params
 from fedjax_lab.wrappers.ledger import key_of
@@ -165,7 +165,7 @@ def simulate(
         cohort had more clients than slots, which has a probability of 1e-9.
     """
     check_simulate(algorithm, params, clients, state)
-    scores = Scores(evaluate, diagnose, score_clients)
+    scores = Evaluators(evaluate, diagnose, score_clients)
     check_functions(**scores._asdict(), stop_when=stop_when)
     check_outputs(run_dir, profile_dir, config, score_clients)
     every = check_lengths(rounds, eval_every, checkpoint_every)

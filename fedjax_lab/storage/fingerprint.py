@@ -15,7 +15,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from fedjax_lab.descriptions import is_published
+from fedjax_lab.descriptions import closed_over, is_published
+from fedjax_lab.machine.keys import is_key
 from fedjax_lab.types import PyTree
 
 _LENGTH = 16  # hexadecimal digits that are kept
@@ -32,7 +33,7 @@ def add_array(digest: Any, name: str, leaf: Any) -> None:
       name: what the array is called.
       leaf: an array, or keys of ``jax.random``.
     """
-    if isinstance(leaf, jax.Array) and jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+    if is_key(leaf):
         leaf = jax.random.key_data(leaf)
     leaf = np.ascontiguousarray(leaf)  # a scalar has the shape [1]
     digest.update(json.dumps([name, leaf.shape, str(leaf.dtype)]).encode())
@@ -155,7 +156,7 @@ def _parts(value: Any) -> list[Any]:
     if isinstance(value, types.MethodType):
         return [value.__func__, value.__self__]
     if isinstance(value, types.FunctionType) and is_published(value.__globals__["__name__"]):
-        made_of = getattr(value, "made_of", None) or _cells(value)
+        made_of = getattr(value, "made_of", None) or list(closed_over(value).values())
         return [value.__globals__["__name__"], value.__code__.co_qualname, made_of]
     if isinstance(value, types.FunctionType):
         return [value.__code__, _closure(value), value.__defaults__, value.__kwdefaults__]
@@ -174,23 +175,14 @@ def _parts(value: Any) -> list[Any]:
     return []
 
 
-def _cells(function: types.FunctionType) -> list[Any]:
-    values = []
-    for cell in function.__closure__ or ():
-        try:
-            values.append(cell.cell_contents)
-        except ValueError:  # not filled yet
-            values.append(None)
-    return values
-
-
 def _closure(function: types.FunctionType) -> list[Any]:
     used = [name for name in _names(function.__code__) if name in function.__globals__]
     own = [function.__globals__[name] for name in used]
     # What a module offers does not change between runs; functions of the user's own may.
     root = _root(function)
-    return _cells(function) + [
-        v for v in own if not isinstance(v, types.ModuleType) and _is_own(v, root)
+    return [
+        *closed_over(function).values(),
+        *(v for v in own if not isinstance(v, types.ModuleType) and _is_own(v, root)),
     ]
 
 

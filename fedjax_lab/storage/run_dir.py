@@ -56,7 +56,7 @@ def write_json(path: Path, value: Any) -> None:
         file.write("\n")
 
 
-def open_run_dir(path: Path, config: dict[str, Any]) -> bool:
+def open_run_dir(path: Path, config: dict[str, Any]) -> None:
     """Create the run directory, or check that an existing one belongs to the same config.
 
     These may differ: ``versions`` and ``num_devices``, the choices of "auto" that depend on them,
@@ -66,9 +66,6 @@ def open_run_dir(path: Path, config: dict[str, Any]) -> bool:
     Args:
       path: the directory, which exists.
       config: identity of the run; a JSON object.
-
-    Returns:
-      True if the directory already had this run.
 
     Raises:
       FileExistsError: the directory has another run, or other files.
@@ -83,7 +80,7 @@ def open_run_dir(path: Path, config: dict[str, Any]) -> bool:
                 "new, or a directory of the same run."
             )
         write_json(file, config)
-        return False
+        return
     before = read_config(path)
     if "asked" not in before:  # a directory of version 0.3.0, which knows what ran alone
         config = {name: value for name, value in config.items() if name != "asked"}
@@ -104,7 +101,6 @@ def open_run_dir(path: Path, config: dict[str, Any]) -> bool:
             f"ones run on {now}. Sums are added in another order, so results agree with an "
             "uninterrupted run only up to rounding.",
         )
-    return True
 
 
 def _reconciled(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:

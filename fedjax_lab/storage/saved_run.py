@@ -8,6 +8,7 @@ from typing import IO, Any, NamedTuple
 import jax
 import numpy as np
 
+from fedjax_lab.checks import repeated
 from fedjax_lab.machine.atomic_files import write_atomically
 from fedjax_lab.machine.extras import missing
 from fedjax_lab.signatures import suggest_keywords
@@ -147,8 +148,7 @@ def export_params(params: Params, file: str | Path) -> dict[str, np.ndarray]:
     leaves = list(named_leaves(params))
     arrays = {name: np.ascontiguousarray(leaf).reshape(np.shape(leaf)) for name, leaf in leaves}
     if len(arrays) < len(leaves):
-        names = [name for name, _ in leaves]
-        twice = next(name for name in names if names.count(name) > 1)
+        twice = repeated(name for name, _ in leaves)
         raise ValueError(f"params has two leaves with the name {twice!r}; rename one of them.")
     with write_atomically(path, "wb") as out:
         _WRITERS[path.suffix](arrays, out)

@@ -1,7 +1,7 @@
 """Which points a search tries: evenly spaced ones, or what a sampler of optuna proposes."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -18,24 +18,6 @@ _ATTEMPTS = 16  # for a point that is not a repetition
 Sampler = str | Callable[[int], Any]
 
 
-class Proposals(Protocol):
-    """Source of a search's points, in batches."""
-
-    def ask(self, room: int) -> list[Point]:
-        """Propose a batch of new points; none if there are no more.
-
-        Args:
-          room: largest number of points.
-        """
-
-    def tell(self, scores: Sequence[float]) -> None:
-        """Report the scores of the last batch.
-
-        Args:
-          scores: small ones are good; NaN for a diverged run.
-        """
-
-
 class Even:
     """Points that fill the space evenly, first in a single batch, then between these.
 
@@ -49,7 +31,11 @@ class Even:
         self._points: list[Point] = []
 
     def ask(self, room: int) -> list[Point]:
-        """Propose as many points as there is room for, if the space has them."""
+        """Propose as many new points as there is room for, if the space has them.
+
+        Args:
+          room: largest number of points.
+        """
         if room <= 0:
             return []
         batch = spread(self._space, room, self._seed, self._points)
@@ -57,7 +43,11 @@ class Even:
         return batch
 
     def tell(self, scores: Sequence[float]) -> None:
-        """Do nothing."""
+        """Do nothing.
+
+        Args:
+          scores: of the last batch.
+        """
 
 
 class Sampled:
@@ -103,7 +93,11 @@ class Sampled:
         return found
 
     def ask(self, room: int) -> list[Point]:
-        """Propose a batch; repetitions are asked for again."""
+        """Propose a batch of new points; repetitions are asked for again.
+
+        Args:
+          room: largest number of points.
+        """
         room = min(room, self._size)
         self._trials, start = [], len(self._points)
         for _ in range(_ATTEMPTS * room):
@@ -125,12 +119,19 @@ class Sampled:
         return axis.values[trial.suggest_int(name, 0, len(axis.values) - 1)]
 
     def tell(self, scores: Sequence[float]) -> None:
-        """Report the scores of the last batch to the sampler."""
+        """Report the scores of the last batch to the sampler.
+
+        Args:
+          scores: small ones are good; NaN for a diverged run.
+        """
         for trial, score in zip(self._trials, scores, strict=True):
             if np.isfinite(score):
                 self._study.tell(trial, float(score))
             else:
                 self._study.tell(trial, state=self._optuna.trial.TrialState.PRUNED)
+
+
+Proposals = Even | Sampled  # the source of a search's points, in batches
 
 
 def check_sampler(sampler: Sampler | None) -> None:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedjax_lab.checks import check_number
+from fedjax_lab.checks import check_share
 from fedjax_lab.round import Algorithm
 from fedjax_lab.signatures import unknown
 from fedjax_lab.simulation.sweep_result import Point
@@ -110,8 +110,7 @@ def check_tune(methods: Any, validation: Any) -> None:
       ValueError: ``methods`` is empty, or ``validation`` is a number outside (0, 1).
     """
     if isinstance(validation, (float, np.floating)):
-        check_number("validation", validation, minimum=0, exclusive_minimum=True)
-        check_number("validation", validation, maximum=1, exclusive_maximum=True)
+        check_share("validation", validation)
     if not isinstance(methods, Mapping) or any(
         isinstance(build, Algorithm) or not callable(build) for build in methods.values()
     ):

@@ -7,14 +7,13 @@ after a third of the rounds the finalists do. Diverged points are stopped.
 """
 
 import importlib.metadata
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Unpack
 
 import numpy as np
 
-from fedjax_lab.checks import check_choice, check_int
+from fedjax_lab.checks import check_choice, check_int, warn
 from fedjax_lab.data import ClientTimes, FederatedArrays, split_clients, split_examples
 from fedjax_lab.data.client_sampling import check_cohorts
 from fedjax_lab.data.clients import held_out_clients
@@ -194,9 +193,7 @@ def _first(name: str, build: Build, space: Space) -> Algorithm:
     algorithm = build(**middle)
     check_algorithm(algorithm, f"methods[{name!r}](...)")
     if algorithm.personal is not None:
-        warnings.warn(
-            f"{name!r} has a model for each client; tune scores its global model.", stacklevel=5
-        )
+        warn(f"{name!r} has a model for each client; tune scores its global model.")
     for key, axis in space.items():
         for value in axis if isinstance(axis, Range) else axis.values:
             build(**{**middle, key: value})
@@ -234,7 +231,7 @@ def _counts(
         counts[name] = by_loss(algorithm, key)
         as_in_training += [name] * (not is_evaluation)
     if as_in_training:
-        warnings.warn(warning_of(as_in_training), stacklevel=5)
+        warn(warning_of(as_in_training))
     return counts
 
 

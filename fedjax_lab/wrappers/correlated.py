@@ -26,6 +26,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedjax_lab.tree import wide_dtype
 from fedjax_lab.types import PyTree
 
 
@@ -73,7 +74,7 @@ def no_noise_yet(like: PyTree, bands: int) -> PyTree:
         return ()
 
     def zeros(leaf: Any) -> jax.Array:
-        return jnp.zeros((bands - 1, *leaf.shape), jnp.promote_types(leaf.dtype, jnp.float32))
+        return jnp.zeros((bands - 1, *leaf.shape), wide_dtype(leaf.dtype))
 
     return jax.tree.map(zeros, like)
 

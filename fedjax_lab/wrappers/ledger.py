@@ -39,7 +39,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_lab.checks import MOST_ROUNDS, check_choice, check_int, check_number, warn
+from fedjax_lab.checks import MOST_ROUNDS, check_choice, check_int, check_number, check_share, warn
 from fedjax_lab.data import FederatedArrays
 from fedjax_lab.data.cohort import Schedule
 from fedjax_lab.data.cyclic import turns
@@ -361,7 +361,7 @@ def epsilon(
       ImportError: dp-accounting is not installed.
     """
     check_number("noise_multiplier", noise_multiplier, minimum=0.0)
-    _check_delta(delta)
+    check_share("delta", delta)
     _check_sampling(rounds, cohort_size, num_clients, sampling, exchanges, accountant, noise_bands)
     if delta * num_clients > 1:
         warn(
@@ -424,7 +424,7 @@ def noise_multiplier(
       ImportError: dp-accounting is not installed.
     """
     check_number("epsilon", epsilon, minimum=0.0, exclusive_minimum=True)
-    _check_delta(delta)
+    check_share("delta", delta)
     _check_sampling(rounds, cohort_size, num_clients, sampling, exchanges, accountant, noise_bands)
     check_int("rounds", rounds, minimum=1)
     among: dict[str, Any] = {
@@ -537,12 +537,6 @@ def _library() -> ModuleType:
     except ImportError as error:
         raise missing("epsilon needs the package dp-accounting", "privacy") from error
     return dp_accounting
-
-
-def _check_delta(delta: float) -> None:
-    check_number(
-        "delta", delta, minimum=0.0, maximum=1.0, exclusive_minimum=True, exclusive_maximum=True
-    )
 
 
 def _check_sampling(

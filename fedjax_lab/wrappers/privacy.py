@@ -26,7 +26,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_lab import tree
-from fedjax_lab.checks import check_number
+from fedjax_lab.checks import check_number, check_share
 from fedjax_lab.clients.local import metrics_of
 from fedjax_lab.round import Algorithm, Phase
 from fedjax_lab.signatures import suggest_keywords
@@ -202,8 +202,7 @@ def _check_numbers(clip_norm, noise_multiplier, delta, adaptive_quantile, noise_
     check_number("noise_multiplier", noise_multiplier, minimum=0.0)
     for name, value in (("delta", delta), ("adaptive_quantile", adaptive_quantile)):
         if value is not None:
-            check_number(name, value, minimum=0, maximum=1, exclusive_minimum=True)
-            check_number(name, value, maximum=1, exclusive_maximum=True)
+            check_share(name, value)
     check_bands(noise_bands)
     if noise_bands > 1 and adaptive_quantile is not None:
         raise ValueError(
@@ -342,7 +341,7 @@ def _draw(key: Key, like: dict[str, PyTree]) -> dict[str, PyTree]:
     leaves, structure = jax.tree.flatten(like)
     drawn = []
     for number, leaf in enumerate(leaves):
-        dtype = jnp.promote_types(leaf.dtype, jnp.float32)
+        dtype = tree.wide_dtype(leaf.dtype)
         drawn.append(jax.random.normal(jax.random.fold_in(key, number), leaf.shape, dtype))
     return jax.tree.unflatten(structure, drawn)
 

@@ -130,7 +130,7 @@ def trimmed_mean(leaf: jax.Array, counts: jax.Array, cut: Callable[[int], int]) 
     cuts = jnp.asarray([cut(n) if n else 0 for n in range(slots + 1)], jnp.int32)
     n = counts.sum(dtype=jnp.int32)
     first = cuts[n]
-    dtype = jnp.promote_types(leaf.dtype, jnp.float32)
+    dtype = tree.wide_dtype(leaf.dtype)
     earlier = jnp.arange(slots)
 
     def of_some(values):  # [S, c] -> [c]
@@ -173,7 +173,7 @@ def squared_distances(group: PyTree, point: PyTree) -> jax.Array:
     """
 
     def of_leaf(x, p):
-        dtype = jnp.promote_types(x.dtype, jnp.float32)
+        dtype = tree.wide_dtype(x.dtype)
         difference = x.astype(dtype) - p.astype(dtype)[None]
         return jnp.square(difference).reshape(x.shape[0], -1).sum(1)
 
@@ -292,7 +292,7 @@ def clip_factors(group: PyTree, limit: Any) -> jax.Array:
     """
     # Numbers are divided by the largest one first, because their squares may overflow.
     leaves = jax.tree.leaves(group)
-    dtype = jnp.promote_types(jnp.result_type(*leaves), jnp.float32)
+    dtype = tree.wide_dtype(jnp.result_type(*leaves))
     sizes = [jnp.abs(leaf).reshape(leaf.shape[0], -1).max(1, initial=0) for leaf in leaves]
     largest = jnp.max(jnp.stack([size.astype(dtype) for size in sizes]), axis=0)
 

@@ -163,7 +163,7 @@ def encode(values: jax.Array, factors: jax.Array, clip: float, largest: int) -> 
       clip: largest absolute value of a number.
       largest: L or M, the integer for ``clip`` and a factor of 1.
     """
-    dtype = jnp.promote_types(values.dtype, jnp.float32)
+    dtype = tree.wide_dtype(values.dtype)
     # The largest number of this type that is at most ``largest``.
     limit = np.asarray(largest, dtype)
     limit = np.nextafter(limit, np.asarray(0, dtype)) if int(limit) > largest else limit
@@ -183,7 +183,7 @@ def decode(total: jax.Array, bits: int, clip: float, largest: int, dtype: Any) -
     """
     shift = np.uint32(32 - bits)
     signed = jax.lax.bitcast_convert_type(total << shift, jnp.int32) >> np.int32(32 - bits)
-    wide = jnp.promote_types(dtype, jnp.float32)
+    wide = tree.wide_dtype(dtype)
     return (signed.astype(wide) * jnp.asarray(clip / largest, wide)).astype(dtype)
 
 

@@ -250,7 +250,7 @@ def _dot(one: PyTree, other: PyTree) -> jax.Array:
     """Return the inner product of two trees, in at least 32 bits."""
 
     def of_leaves(a, b):
-        dtype = jnp.promote_types(a.dtype, jnp.float32)
+        dtype = tree.wide_dtype(a.dtype)
         return (a.astype(dtype) * b.astype(dtype)).sum()
 
     return sum(jax.tree.leaves(jax.tree.map(of_leaves, one, other)), jnp.zeros(()))

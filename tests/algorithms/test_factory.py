@@ -11,7 +11,7 @@ import optax
 import pytest
 
 from fedjax_lab.algorithms import ALGORITHMS
-from fedjax_lab.algorithms.factory import OF_A_RUN, Common, LocalTraining, factory
+from fedjax_lab.algorithms.factory import RUN_ARGUMENTS, Common, LocalTraining, factory
 from fedjax_lab.clients.local import Gradient, local_steps
 from fedjax_lab.data.cohort import Schedule
 from fedjax_lab.round import Algorithm, Phase
@@ -197,7 +197,7 @@ def test_arguments_are_recorded():
 
 
 def test_arguments_of_a_run_are_known():
-    assert set(Schedule._fields) <= set(OF_A_RUN)
+    assert set(Schedule._fields) <= set(RUN_ARGUMENTS)
 
 
 def test_arguments_may_be_written_out():

@@ -204,7 +204,7 @@ PLAIN = {name: np.zeros(6) for name in ("bytes_up", "bytes_down")}
 
 
 def row_of(**metrics):
-    return History(FEDAVG, PARAMS).means({**PLAIN, "local_steps": np.full(6, 2.0), **metrics})
+    return History(FEDAVG, PARAMS).account({**PLAIN, "local_steps": np.full(6, 2.0), **metrics})
 
 
 def test_who_has_a_value_is_no_matter_of_nan():

@@ -396,7 +396,7 @@ def test_weights_are_an_error():
         ({"clip_norm": 0.0}, r"clip_norm is 0\.0; it must be finite and greater than 0"),
         ({"noise_multiplier": -1.0}, r"noise_multiplier is -1"),
         ({"delta": 0.0}, r"delta is 0\.0; it must be finite and greater than 0"),
-        ({"delta": 1.0}, r"delta is 1\.0; it must be finite and less than 1"),
+        ({"delta": 1.0}, r"delta is 1\.0; it must be finite and greater than 0 and less than 1"),
         ({"adaptive_quantile": 1.0}, r"adaptive_quantile is 1\.0"),
     ],
 )
