@@ -82,7 +82,7 @@ def format_estimate(value: Estimate, digits: int) -> str:
     """
     if math.isnan(value.mean):
         return NOTHING
-    form = f",.{digits}f" if abs(value.mean) < _LONG else ".3g"
+    form = f"z,.{digits}f" if abs(value.mean) < _LONG else ".3g"  # z: no minus before a zero
     text = f"{value.mean:{form}}"
     if value.half_width is None:
         return text

@@ -40,13 +40,14 @@ def method_rows(divisions, methods):
 
 def table(kept):
     """Return the table of all cells: rates, accuracies, and rounds to each target."""
-    head = ["division", "client_lr", "accuracy % at the end"]
+    head = ["division", "client_lr", "seeds", "accuracy % at the end"]
     rows = [[*head, *(f"rounds to {target} %" for target in TARGETS)]]
     for name, cell in kept.items():
         ends = estimate([values[-1] for values in cell["accuracy"].values()])
         reached = [list(rounds_to(cell, target).values()) for target in TARGETS]
         shown = [format_estimate(estimate(r), 0) if np.isfinite(r).all() else "-" for r in reached]
-        rows.append([name, f"{cell['client_lr']:.3g}", format_estimate(ends, 1), *shown])
+        chosen_lr, seeds = f"{cell['client_lr']:.3g}", str(len(cell["accuracy"]))
+        rows.append([name, chosen_lr, seeds, format_estimate(ends, 1), *shown])
     return rows
 
 
@@ -100,7 +101,8 @@ def methods_table(rows):
       rows: {method: cell}, FedAvg's among them.
     """
     means = {name: np.mean(list(ends(cell).values())) for name, cell in rows.items()}
-    shown = [["method", "chosen", "accuracy % at the end", "against fedavg", "rounds to 40 %"]]
+    head = ["method", "chosen", "seeds", "accuracy % at the end"]
+    shown = [[*head, "against fedavg", "rounds to 40 %"]]
     for name in sorted(means, key=means.__getitem__, reverse=True):
         cell = rows[name]
         difference = "" if name == "fedavg" else f"{against(cell, rows['fedavg']).mean:+.1f}"
@@ -109,7 +111,8 @@ def methods_table(rows):
         reached = list(rounds_to(cell, 40).values())
         took = format_estimate(estimate(reached), 0) if np.isfinite(reached).all() else "-"
         end = format_estimate(estimate(list(ends(cell).values())), 1)
-        shown.append([name, chosen(cell), end, difference, took])
+        seeds = str(len(cell["accuracy"]))
+        shown.append([name, chosen(cell), seeds, end, difference, took])
     return shown
 
 

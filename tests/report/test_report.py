@@ -305,6 +305,7 @@ def test_markdown_aligns_and_escapes():
 def test_estimates_as_text():
     assert format_estimate(Estimate(1234.567, 8.9, 3), 1) == "1,234.6 ± 8.9"
     assert format_estimate(Estimate(1.0, None, 1), 2) == "1.00"
+    assert format_estimate(Estimate(-0.004, 0.3, 3), 2) == "0.00 ± 0.30"
     assert format_estimate(Estimate(math.nan, math.nan, 2), 2) == "-"
 
 
