@@ -250,7 +250,8 @@ def build_round(
     - Each client's randomness depends on the batch's key, the phase and the client's id, never on
       its slot or device.
     - A client without a valid step (K_i = 0) does not participate. A round without participants
-      leaves the state unchanged. Its metrics of clients and messages have no value, and are 0:
+      leaves the state unchanged, unless the method says otherwise (``Phase.if_nobody``), as private
+      rounds of Poisson cohorts do. Its metrics of clients and messages have no value, and are 0:
       leave rounds whose ``participants`` are 0 out of a mean.
     - Values in padded slots, masked examples and absent clients never enter a sum, even if they
       are NaN.

@@ -80,7 +80,8 @@ class RunCommand(_Computing):
     lists: Annotated[tuple[tuple[str, tuple[Any, ...]], ...], *_NO_FLAG] = ()
 
     seeds: tuple[int, ...] = ()
-    """Run once for each of these seeds, one after the other. With run_dir: in RUN_DIR/seedN."""
+    """Run once for each of these seeds, one after the other. With run_dir: in RUN_DIR/seedN; if
+    other settings have several values, too, in RUN_DIR/NAME-seedN."""
 
     print_config: Literal["yaml", "json"] | None = None
     """Print all settings as such a file, without running."""
@@ -125,7 +126,8 @@ class SweepCommand(_Computing):
 
     point: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
     """Values of a hyperparameter as name=value,value: client_lr, server_lr, clip_norm,
-    weight_decay, or a float option of the method. Several flags give all combinations."""
+    weight_decay, dp_clip_norm, dp_noise_multiplier, or a float option of the method. Several flags
+    give all combinations."""
 
     seeds: tuple[int, ...] = (0, 1, 2)
     """Seeds; each point is run once with each seed."""

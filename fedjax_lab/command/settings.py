@@ -309,8 +309,8 @@ class ClockSettings:
     """With times: simulated seconds after which the server stops waiting for stragglers."""
 
     concurrency: int | None = None
-    """Buffered asynchronous aggregation (FedBuff) with this number of clients in flight; a server
-    step uses cohort_size messages. None: synchronous rounds."""
+    """Buffered asynchronous aggregation (FedBuff) with this number of clients in flight, a multiple
+    of cohort_size; a server step uses cohort_size messages. None: synchronous rounds."""
 
     def devices(self) -> Devices | None:
         """Build the clients' devices; None if all clients take all steps and time is not
@@ -377,7 +377,8 @@ class MachineSettings:
 
     client_map: str = "auto"
     """How clients are mapped onto devices: auto (the planner chooses), measure (time two plans and
-    keep the faster one), scan, vmap, chunk:n, pmap, shard_map."""
+    keep the faster one), scan, vmap, chunk:n, pmap, shard_map. In a sweep only auto, scan, vmap,
+    chunk:n."""
 
     client_store: Annotated[str, _one_of(CLIENT_STORES)] = "auto"
     """Where client state is stored: device (a full copy on each), sharded (over the devices of
@@ -394,7 +395,8 @@ class OutputSettings:
 
     run_dir: str | None = None
     """Run directory; the same command resumes the run in it. Several runs: the folder of their
-    directories. None: runs/ALGORITHM-DATASET-PARTITION-seedSEED."""
+    directories. None: runs/ALGORITHM-DATASET-PARTITION-...-seedSEED, with the learning rates and
+    options that are given; of a sweep: nothing is written."""
 
     checkpoint_every: Annotated[int | None, Count] = None
     """Rounds between checkpoints. None: a tenth of the run."""

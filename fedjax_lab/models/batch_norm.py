@@ -38,7 +38,7 @@ Where this equals PyTorch with the full state averaged, and where it differs:
   variance. PyTorch refuses it. Here the running statistics normalise it, and it does not change
   them: whether a last mini-batch has one example depends on the sizes of the clients.
 - Statistics that stay with their client (FedBN: Li et al., ICLR 2021) need a model for each
-  client, which a method with one global model does not have; there is no such policy.
+  client: ``algorithms.fedbn``.
 """
 
 import flax.linen as nn

@@ -72,6 +72,7 @@ def load_pretrained(
       ValueError: a file is damaged, the decoder does not support the configuration, or an array is
         missing, left over, of another shape or has numbers that are not finite. A head beside
         tied embeddings is left out if it equals them; if not, it is an error.
+      TypeError: ``sharding`` is of another kind.
       ImportError: the package safetensors is missing.
     """
     config = read_decoder_config(folder)

@@ -64,7 +64,8 @@ def build_evaluation(
       ValueError: ``batch_size`` is below 1, ``lowering`` is unknown, ``test`` has values that are
         not finite or has no examples, or (at the first call) a label without a logit, or
         ``count_fn`` returns arrays of another shape.
-      TypeError: ``test`` is a stream, or ``count_fn`` returns something else (at the first call).
+      TypeError: ``test`` is a stream, or ``count_fn`` is no function or (at the first call) returns
+        something else.
     """
     if not callable(count_fn):
         raise TypeError(

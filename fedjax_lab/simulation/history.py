@@ -35,7 +35,7 @@ class SimulationResult(NamedTuple):
         ``bytes_down`` and ``gradients`` (mini-batch gradients taken) are exact totals since round
         0. Other metrics of rounds are means over those rounds since the last row that have a value:
         a round without participants has no loss, for example. NaN (null in a file) means that no
-        round had one. The rest is what ``evaluate`` returned.
+        round had one. The rest is what ``evaluate`` and ``diagnose`` returned.
       seconds: time spent in rounds and evaluation without compilation, including the time before an
         interruption.
       compile_seconds: time spent compiling rounds, including the time before an interruption.

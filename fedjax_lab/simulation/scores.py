@@ -18,9 +18,9 @@ class Evaluators(NamedTuple):
     """The functions that evaluate a run.
 
     Attributes:
-      evaluate: global model -> dict of scalars, or None.
-      diagnose: state -> dict of scalars, or None.
-      score_clients: global model -> dict of scalars that are no part of a row, or None.
+      evaluate: global model -> dict of numbers or arrays, or None.
+      diagnose: state -> dict of numbers or arrays, or None.
+      score_clients: global model -> dict of numbers or arrays that are no part of a row, or None.
     """
 
     evaluate: Callable[[Params], Mapping[str, Any]] | None = None

@@ -108,8 +108,8 @@ def simulate(
         stragglers. The history then has ``simulated_seconds``. None: all clients are available, and
         time is not simulated.
       seed: seed of client sampling, mini-batches and everything random inside a round.
-      evaluate: params -> dict of scalars.
-      diagnose: state -> dict of scalars, called with each evaluation; such as
+      evaluate: params -> dict of numbers or arrays.
+      diagnose: state -> dict of numbers or arrays, called with each evaluation; such as
         ``build_control_error`` of the recipe ``control_error`` returns.
       eval_every: rounds between evaluations, which are also the compiled chunks.
       client_map: how clients are mapped to devices; see ``fedjax_lab.clients.mapping``. "auto" lets
@@ -151,11 +151,12 @@ def simulate(
     Raises:
       FloatingPointError: with ``jax_debug_nans`` or ``jax_debug_infs``, a round has such a value;
         rounds then run one by one, and the message names the round.
+      TypeError: an argument has the wrong type, or a function does not return a dict of numbers.
       ValueError: an argument is out of range; a label has no logit; ``state`` belongs to another
         method, fits on no device, or is private with unknown noise or cost; a round's examples do
         not fit into a stream's memory; ``run_dir`` has more rounds; all checkpoints are damaged;
-        ``evaluate`` or ``diagnose`` returned a reserved name; processes have different arguments;
-        or ``jax_disable_jit`` is set.
+        ``score_clients`` is given without ``run_dir``; ``evaluate`` or ``diagnose`` returned a
+        reserved name; processes have different arguments; or ``jax_disable_jit`` is set.
       FileExistsError: ``run_dir`` has another run.
       BlockingIOError: another process is writing to ``run_dir``.
       OSError: the disk is full.

@@ -117,9 +117,11 @@ def tune(
       ``SearchResult``: ``best``, ``trials``, ``edges``, ``table()``.
 
     Raises:
-      TypeError: an argument has the wrong type, or a method has no such hyperparameter.
-      ValueError: an argument is out of range, ``times`` is for another number of clients, ``score``
-        is None and a method has no loss, ``jax_disable_jit`` is set; or ``simulate`` would refuse
+      TypeError: an argument has the wrong type, or a method's own space has a name that it does not
+        take.
+      ValueError: an argument is out of range, no method takes a name of ``space``, or a method has
+        an empty space; ``times`` is for another number of clients, ``score`` is None and a method
+        has no loss, ``jax_disable_jit`` is set; or ``simulate`` would refuse
         ``sample_cohort``, or a private method with this sampling. ``sample_cohort`` and
         ``hold_out="clients"`` exclude each other.
       FloatingPointError: as ``sweep``.

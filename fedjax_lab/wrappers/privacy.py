@@ -13,7 +13,8 @@ z                          ``noise_multiplier``
 η_C                        0.2
 b_i                        ``within_clip`` of the message, in the paper less 1/2
 σ_b                        max(n / 20, z), n clients taking part, or expected to
-z_Δ                        (z^-2 - (2 σ_b)^-2)^(-1/2), the multiplier of the messages' noise
+z_Δ                        (z^-2 - (m / σ_b)^2)^(-1/2), the multiplier of the messages' noise,
+                           with m = 1/2; in Poisson cohorts m = max(γ, 1 - γ)
 =========================  ==========================================
 
 The privacy accounting is in ``fedjax_lab.wrappers.ledger``.
@@ -138,8 +139,8 @@ def with_dp(
     round without participants.
 
     Args:
-      algorithm: any method whose server uses neither single messages (GradMA, GradMA-S) nor the
-        clients' numbers of steps (FedNova).
+      algorithm: any method that sends messages and whose server uses neither single ones (GradMA,
+        GradMA-S, FedExP) nor the clients' numbers of steps (FedNova).
       clip_norm: C, above 0; may be swept.
       noise_multiplier: at least 0; may be swept.
       delta: the delta for which rows of ``simulate`` and ``sweep`` have ``epsilon``, over all
@@ -148,8 +149,10 @@ def with_dp(
       adaptive_quantile: share of the clients, between 0 and 1, whose messages should not be
         clipped. C starts at ``clip_norm``, and is multiplied after every round by
         exp(-0.2 (b - quantile)), where b is the noised share of messages that were not clipped. The
-        noise of the messages is up to 16 % larger, so that count and messages together have the
-        cost of ``noise_multiplier``. None: C is fixed.
+        noise of the messages is larger, so that count and messages together have the cost of
+        ``noise_multiplier``: by up to 16 %; in Poisson cohorts by up to the factor
+        1 / sqrt(1 - m^2) with m = max(quantile, 1 - quantile), where few clients participate.
+        None: C is fixed.
       noise_bands: number of rounds over which noise is correlated, such as the number of rounds
         between two participations; 1: independent noise. The noise of first estimates is
         independent.
@@ -159,7 +162,7 @@ def with_dp(
         (when the method is made or started); the order of wrappers has no meaning; a batch has
         weights (when the round is traced); or noise is correlated with an adaptive clip norm or
         (when a run starts) without cyclic cohorts.
-      ImportError: ``delta`` is set and dp-accounting is not installed (when a row is computed).
+      ImportError: ``delta`` is set and dp-accounting is not installed (when a run starts).
     """
     wrapper = Wrapper(algorithm, "dp")
     _check_numbers(clip_norm, noise_multiplier, delta, adaptive_quantile, noise_bands)

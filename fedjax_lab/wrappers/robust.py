@@ -182,6 +182,6 @@ def _check_cohort(name: str, rule: Rule, slots: int) -> None:
     if slots < rule.fewest:
         raise ValueError(
             f"rule is {rule.text!r}, which needs a cohort of at least {rule.fewest} clients; "
-            f"{name} has {slots}. Krum needs 2 F + 3, multi-Krum F + M, a trimmed mean 1 / SHARE: "
-            "with fewer, it would cut nothing."
+            f"{name} has {slots}. Krum needs 2 F + 3, multi-Krum the larger of 2 F + 3 and F + M, "
+            "a trimmed mean 1 / SHARE: with fewer, it would cut nothing."
         )

@@ -74,8 +74,8 @@ def with_secure_aggregation(
     A NaN (``on_nonfinite="keep"``) is sent as 0 and counts as clipped.
 
     Args:
-      algorithm: any method whose server uses neither single messages (GradMA, GradMA-S) nor the
-        clients' numbers of steps (FedNova).
+      algorithm: any method that sends messages and whose server uses neither single ones (GradMA,
+        GradMA-S, FedExP) nor the clients' numbers of steps (FedNova).
       bits: bits of an integer in a message, 2 to 32.
       clip: largest absolute value of a number, above 0.
       neighbours: number of clients with which a client shares masks, even. None, or as many as
