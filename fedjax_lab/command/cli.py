@@ -3,11 +3,13 @@
 It parses arguments, calls the functions that do the work, and prints.
 """
 
+import json
 import os
 import sys
 import traceback
 import warnings
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 from fedjax_lab.command import listings
@@ -88,10 +90,20 @@ def _print(text: str) -> int:
 
 
 def _export(command: ExportCommand) -> int:
+    from fedjax_lab.storage.run_dir import SUMMARY
     from fedjax_lab.storage.saved_run import export_params, load_run
 
     run = load_run(command.run_dir)
     arrays = export_params(run.params, command.file)
+    summary = Path(command.run_dir) / SUMMARY
+    if summary.is_file():
+        ended = json.loads(summary.read_text(encoding="utf-8"))
+        if ended["stopped"] == "diverged":
+            print(
+                f"{PROG}: the run in {command.run_dir} diverged by round {ended['round']}; the "
+                f"model is that of the checkpoint of round {run.round}.",
+                file=sys.stderr,
+            )
     if not command.quiet:
         numbers = sum(leaf.size for leaf in arrays.values())
         rows = [["name", "dtype", "shape"]]

@@ -18,6 +18,8 @@ from fedjax_lab.machine.keys import compact
 from fedjax_lab.signatures import suggest_keywords
 
 _CHUNK = 4096
+_ROUNDING = 1e-12  # of float64 sums, as a share of the mean
+_LARGE = 2**23  # from here, float32 holds few more digits than an integer's
 
 
 class Normalization(NamedTuple):
@@ -60,7 +62,9 @@ def normalization(train: Any, scale: float | None = None) -> Normalization:
     # Second pass around the mean: a difference of large squares would cancel.
     variance = sum(np.square(piece - mean).sum(0) for piece in pieces) / count
     std = np.sqrt(variance) / scale
-    return Normalization(mean / scale, np.where(std > 0, std, 1.0), scale)
+    # Of a constant channel, the sums' rounding may leave a little.
+    is_constant = std <= _ROUNDING * np.abs(mean / scale)
+    return Normalization(mean / scale, np.where(is_constant, 1.0, std), scale)
 
 
 @suggest_keywords
@@ -122,10 +126,15 @@ def preprocess(
             x = images.reshape(x.shape)
         dtype = x.dtype if jnp.issubdtype(x.dtype, jnp.floating) else jnp.dtype(jnp.float32)
         divisor = _scale_of(x.dtype, scale)
+        centre = mean
+        if jnp.issubdtype(x.dtype, jnp.integer) and np.abs(mean * divisor).max() >= _LARGE:
+            # Integers that float32 would round: the mean is subtracted before.
+            whole = np.rint(mean * divisor)
+            x, centre = x - jnp.asarray(whole, x.dtype), mean - whole / divisor
         x = x.astype(dtype)
         if divisor != 1:
             x = x / jnp.asarray(divisor, dtype)
-        return examples._replace(x=(x - _like(mean, x)) / _like(std, x))
+        return examples._replace(x=(x - _like(centre, x)) / _like(std, x))
 
     return apply
 

@@ -6,6 +6,7 @@ Axes: n rows of a table, less those that are dropped.
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 
 from fedjax_lab.data.cells import Text
@@ -18,6 +19,7 @@ Columns = Any
 Categories = Mapping[Any, Sequence[str] | None]
 
 _EXACT = 2**24  # up to here float32 holds all integers
+_LOST = 0.01  # share of a column's standard deviation that rounding may take
 
 
 class TableExamples(NamedTuple):
@@ -94,7 +96,10 @@ def read_columns(
             else:
                 parts.append(_filled(table, argument, name, column, chosen, means))
         joined.append(_joined(argument, of, parts))
-    return TableExamples(Examples(*joined), ids, used, means)
+    inputs, targets = joined
+    if targets.dtype == bool:  # losses take classes
+        targets = targets.astype(np.int32)
+    return TableExamples(Examples(inputs, targets), ids, used, means)
 
 
 def several(names: Columns) -> list[Any]:
@@ -147,7 +152,7 @@ def _dropped(table: Table, found: Mapping[tuple[str, Any], Column]) -> np.ndarra
                     f"missing is {meaning!r} for {mark!r}, which {table.where(int(rows[0]))} has. "
                     f"{about} is {kind}; it must be {allowed}."
                 )
-    if dropped.all():
+    if len(dropped) and dropped.all():
         raise ValueError("missing is 'drop', and every row has a missing value.")
     return dropped
 
@@ -230,9 +235,33 @@ def _codes(
     return table[codes]
 
 
+def _check_exact(argument: str, name: Any, part: np.ndarray) -> None:
+    """Refuse floats that float32 does not hold, or cannot tell apart."""
+    if part.dtype != np.float64 or not part.size:
+        return
+    with np.errstate(over="ignore"):
+        rounded = part.astype(np.float32).astype(np.float64)
+    if np.isinf(rounded[np.isfinite(part)]).any():
+        raise ValueError(
+            f"{argument}: the column {name!r} has the value {np.abs(part).max():.3g}; float32 "
+            f"holds numbers up to {np.finfo(np.float32).max:.3g}: scale the column."
+        )
+    loss, spread = np.abs(rounded - part).max(), part.std()
+    if loss > _LOST * spread > 0:
+        raise ValueError(
+            f"{argument}: the column {name!r} has values around {part.mean():.10g} that differ by "
+            f"about {spread:.3g}, which float32 rounds by up to {loss:.3g}: subtract a constant "
+            "from the column, or convert it to text if it is a category."
+        )
+
+
 def _joined(argument: str, names: Columns, parts: list[np.ndarray]) -> np.ndarray:
     """Return one column as it is, and several as float32 [n, number of columns]."""
-    if _is_one(names) or (len(parts) == 1 and parts[0].ndim > 1):
+    is_one = _is_one(names) or (len(parts) == 1 and parts[0].ndim > 1)
+    if not is_one or jax.dtypes.canonicalize_dtype(np.float64) == np.float32:
+        for name, part in zip(several(names), parts, strict=True):
+            _check_exact(argument, name, part)
+    if is_one:
         return parts[0]
     for name, part in zip(names, parts, strict=True):
         largest = int(np.abs(part).max()) if part.dtype.kind in "iu" and part.size else 0

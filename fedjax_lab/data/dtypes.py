@@ -18,7 +18,7 @@ def stored_dtype(name: str, array: np.ndarray) -> np.dtype:
 
     Raises:
       ValueError: it is not numeric, has masked values, is longer than 64 bits (long double), or has
-        integers that do not fit.
+        numbers that do not fit.
     """
     dtype = native(array.dtype)
     if np.ma.is_masked(array):
@@ -40,6 +40,13 @@ def stored_dtype(name: str, array: np.ndarray) -> np.dtype:
             raise ValueError(
                 f"{name} has integers from {array.min()} to {array.max()}; they must fit into "
                 f"{stored}."
+            )
+    if dtype == np.float64 and stored != dtype:
+        largest = np.abs(array[np.isfinite(array)]).max(initial=0.0)
+        if largest > np.finfo(np.float32).max:
+            raise ValueError(
+                f"{name} has the value {largest:.3g}; it must fit into {stored}, which holds "
+                f"numbers up to {np.finfo(np.float32).max:.3g}."
             )
     return stored
 

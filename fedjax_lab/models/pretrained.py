@@ -271,7 +271,13 @@ def _fill(files: WeightFiles | HeldArrays, leaf: Any, stored: Stored) -> jax.Arr
         whole = np.empty(shape, dtype)
         for layer, name in enumerate(names):
             place = whole[layer] if stored.is_stacked else whole
-            place[...] = stored.to_leaf(files.read(name))
+            with np.errstate(over="ignore"):
+                place[...] = stored.to_leaf(files.read(name))
+            if not np.isfinite(np.asarray(place, np.float32)).all():
+                raise ValueError(
+                    f"{files.entries[name].file}: {name!r} has a number that {place.dtype} does "
+                    "not hold."
+                )
         return jnp.asarray(whole) if sharding is None else jax.device_put(whole, sharding)
     if sharding is None:
         return _fill_part(files, shape, dtype, stored, (slice(None),) * len(shape), None)

@@ -57,6 +57,18 @@ def test_an_exported_model_is_that_of_the_run_bit_for_bit(finished, tmp_path, ca
             assert arrays[f"classifier/{name}"].tobytes() == np.asarray(leaf).tobytes()
 
 
+@pytest.mark.methods
+def test_an_export_of_a_diverged_run_says_so(finished, tmp_path, capsys):
+    folder, _ = finished
+    shutil.copytree(folder / "seed0", tmp_path / "run")
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    changed = {**summary, "stopped": "diverged", "round": 9}
+    (tmp_path / "run" / "summary.json").write_text(json.dumps(changed))
+    main(["export", str(tmp_path / "run"), str(tmp_path / "model.npz"), "--quiet"])
+    said = capsys.readouterr().err
+    assert "diverged by round 9; the model is that of the checkpoint of round 6" in said
+
+
 @pytest.mark.slow
 def test_seeds_are_runs_of_their_own(finished, tmp_path, capsys, monkeypatch):
     folder, alone = finished

@@ -114,6 +114,19 @@ def test_normalization_against_numpy(monkeypatch):
     assert digits.mean[0] == pytest.approx(0.305, abs=0.005)
 
 
+def test_a_constant_channel_of_float64_is_not_divided_by_its_rounding():
+    x = np.stack([np.full(1000, 0.1), np.arange(1000.0)], 1)
+    std = data.normalization(data.Examples(x, np.zeros(1000))).std
+    np.testing.assert_allclose(std, [1.0, x[:, 1].std()], rtol=1e-12)
+
+
+def test_large_integers_keep_their_differences():
+    x = 1_600_000_000 + np.array([0, 10, 20, 30])
+    train = data.Examples(x, np.zeros(4))
+    found = data.preprocess(*data.normalization(train))(train, None).x
+    np.testing.assert_allclose(found, (x - x.mean()) / x.std(), rtol=1e-6)
+
+
 @pytest.mark.parametrize("shape", [(50,), (50, 6, 5), (50, 3), (50, 6, 5, 2)])
 @pytest.mark.parametrize("dtype", [np.float32, np.uint8, ">f4", ">u2"])
 def test_what_normalization_returns_fits(shape, dtype):

@@ -232,6 +232,31 @@ def test_a_file_that_is_refused(content, message, tmp_path):
     assert "damaged.csv" in str(error.value) or "x is 'a'" in str(error.value)
 
 
+@pytest.mark.parametrize("x", ["a", ["a", "b"]])
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ([1.6e9 + i for i in range(12)], "'a' has values around 1600000006 that differ by about"),
+        (["", *(1_600_000_000 + i for i in range(10)), 1_600_000_011], "around .* that differ by"),
+        ([1e39, *range(11)], "'a' has the value 1e.39; float32 holds numbers up to 3.4e.38"),
+    ],
+)
+def test_numbers_that_float32_does_not_hold(x, values, message, tmp_path):
+    table = {"u": [0] * 12, "a": values, "b": range(12), "y": [0, 1] * 6}
+    rows = [table, *zip(*table.values(), strict=True)]
+    text = "\n".join(",".join(map(str, row)) for row in rows)
+    (tmp_path / "t.csv").write_text(text)
+    with pytest.raises(ValueError, match=message):
+        data.from_table(tmp_path / "t.csv", client="u", x=x, y="y", missing="mean")
+
+
+def test_targets_that_are_true_or_false_are_classes(tmp_path):
+    (tmp_path / "t.csv").write_text("u,a,y\n0,1,true\n0,2,false\n1,3,true")
+    y = data.from_table(tmp_path / "t.csv", client="u", x="a", y="y").examples.y
+    assert y.dtype == np.int32
+    assert y.tolist() == [1, 0, 1]
+
+
 @pytest.mark.parametrize(
     ("missing", "message"),
     [

@@ -119,6 +119,7 @@ def test_a_network_with_batch_norms():
         ({"out.bias": np.zeros(3, "f4")}, r"'out.bias' is float32\[3\]; it must be floats \[4\]"),
         ({"out.bias": np.zeros(4, int)}, r"'out.bias' is int64\[4\]; it must be floats"),
         ({"out.bias": np.full(4, np.nan, "f4")}, "'out.bias' has a number that is not finite"),
+        ({"out.bias": np.full(4, 1e39)}, "'out.bias' has a number that float32 does not hold"),
     ],
 )
 def test_state_dicts_that_do_not_fit(changes, message):
