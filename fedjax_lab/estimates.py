@@ -73,6 +73,15 @@ def digits_of(values: Iterable[float], is_error: bool) -> int:
     return decimals(values) if is_error else 2
 
 
+def digits_of_megabytes(megabytes: float) -> int:
+    """Return the decimals of an amount of data: one, or below 10 MB those of three digits.
+
+    Args:
+      megabytes: the amount; NaN and 0 do not count.
+    """
+    return decimals([megabytes]) if megabytes < 10 else 1
+
+
 def format_estimate(value: Estimate, digits: int) -> str:
     """Format an estimate, such as "95.12 ± 0.31"; NaN becomes a dash.
 

@@ -23,6 +23,7 @@ from fedjax_lab.command.table_data import check_table
 from fedjax_lab.compressors import as_compressor
 from fedjax_lab.data import PARTITIONS, ClientTimes
 from fedjax_lab.data.clock import check_devices
+from fedjax_lab.data.partition import parse_spec
 from fedjax_lab.data.sources import SCHEMES, TABLES, check_load_options
 from fedjax_lab.storage.run_path import check_run_dir
 from fedjax_lab.wrappers.attacks import ATTACKS
@@ -141,6 +142,8 @@ def _check_clients(data: DataSettings) -> None:
     schemes = (form.partition(":")[0] for form in PARTITIONS)
     check_choice("partition", scheme, (*schemes, NATURAL_SCHEME))
     if not data.is_natural:
+        with said_of("partition", data.partition):
+            parse_spec(data.partition)
         return
     own = is_own("dataset", data.dataset) or data.is_federated
     where = f"partition is {data.partition!r} and dataset {data.dataset!r}"

@@ -1,6 +1,7 @@
 """The data set of a run: by name, a table, or from a function of one's own."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -9,6 +10,7 @@ from fedjax_lab.command.factories import find, is_own
 from fedjax_lab.command.options import parse_options
 from fedjax_lab.command.settings import DataSettings
 from fedjax_lab.command.table_data import TableData, load_table
+from fedjax_lab.data.dtypes import native
 from fedjax_lab.data.shakespeare import NUM_TOKENS
 from fedjax_lab.data.sources import checked_splits
 from fedjax_lab.data.text import NUM_BYTES
@@ -67,14 +69,16 @@ def _load_own(settings: DataSettings) -> TableData:
         train, test = returned
         of_clients = isinstance(train, Mapping)
         names = list(train) if of_clients else []
-        parts = [train[name] for name in names] if of_clients else [train]
-        x, y = (np.concatenate([np.asarray(part[i]) for part in parts]) for i in (0, 1))
+        given = [train[name] for name in names] if of_clients else [train]
+        parts = [(np.asarray(part[0]), np.asarray(part[1])) for part in given]
+        x, y = (np.concatenate([part[i] for part in parts]) for i in (0, 1))
         arrays = {"x_train": x, "y_train": y}
         arrays |= {"x_test": np.asarray(test[0]), "y_test": np.asarray(test[1])}
     except (TypeError, ValueError, LookupError) as error:
         raise TypeError(
             f"{owner}, which returned a {type(returned).__name__}; {_FORMS} ({error})."
         ) from error
+    _check_dtypes(owner, names, parts)
     if of_clients != settings.is_natural:
         comes, flag = ("with its", "natural") if of_clients else ("without", "iid or another one")
         raise ValueError(
@@ -97,3 +101,17 @@ def _load_own(settings: DataSettings) -> TableData:
         held = {name: (train.x[a:b], train.y[a:b]) for name, a, b in bounds}
         clients = data.from_clients(held, min_size=settings.min_client_size or 1)
     return TableData(train, test, clients, None, classes)
+
+
+def _check_dtypes(
+    owner: str, names: Sequence[Any], parts: Sequence[tuple[np.ndarray, np.ndarray]]
+) -> None:
+    """Check that the examples of all clients have one dtype; joined ones would hide another."""
+    filled = [(name, part) for name, part in zip(names, parts, strict=False) if part[0].size]
+    for name, part in filled:
+        for place, array, of_first in zip("xy", part, filled[0][1], strict=True):
+            if native(array.dtype) != native(of_first.dtype):
+                raise ValueError(
+                    f"{owner}: {place} of client {name!r} has dtype {array.dtype} and {place} of "
+                    f"client {filled[0][0]!r} {of_first.dtype}; all must be alike."
+                )

@@ -77,8 +77,9 @@ def check_table(settings: DataSettings) -> None:
     Missing(parse_missing(settings.missing))
     if not settings.target:
         raise ValueError(
-            f"target is missing; dataset {settings.dataset!r} is a table: set --target to the "
-            "column to predict, and --client to the column of client ids."
+            f"target is missing; dataset {settings.dataset!r} is a table: set --target (of "
+            "`fedjax-lab plan`, whose --target is a machine: --target-column) to the column to "
+            "predict, and --client to the column of client ids."
         )
     kind, share = _split(settings.test_split)
     if kind == "clients" and share is not None and settings.client is None:
@@ -96,7 +97,7 @@ def _split(text: str) -> tuple[str, float | int | None]:
     try:
         check_choice("test_split", kind, SPLITS)
         share = float(amount)
-        whole = kind == "clients" and share >= 1 and share == int(share)
+        whole = kind == "clients" and share >= 1 and share.is_integer()
         if not (0 < share < 1 or whole):
             raise ValueError
     except ValueError:
@@ -215,7 +216,10 @@ def _other_columns(table: Table, settings: DataSettings) -> tuple[str, ...]:
 def _read(
     table: Table, inputs: Sequence[str], settings: DataSettings, first: TableExamples | None = None
 ) -> TableExamples:
-    """Read inputs [n, ...], targets and ids of the table, with the dtypes for the task."""
+    """Read inputs [n, ...], targets and ids of the table, with the dtypes for the task.
+
+    Without a setting, the targets of the first table determine the task of both.
+    """
     target = settings.target[0] if len(settings.target) == 1 else settings.target
     lacks_ids = first is not None and settings.client not in table.columns
     found = read_columns(
@@ -228,7 +232,8 @@ def _read(
         names=("x", "target"),
     )
     y = found.examples.y
-    if settings.task == "regression" or (settings.task is None and y.dtype.kind == "f"):
+    of_first = y if first is None else first.examples.y
+    if settings.task == "regression" or (settings.task is None and of_first.dtype.kind == "f"):
         if any(name in found.categories for name in settings.target):
             raise ValueError(
                 f"task is 'regression' and target {settings.target}, a column of text; it must be "
@@ -236,9 +241,10 @@ def _read(
             )
         y = y.astype(np.float32)
     elif y.dtype.kind == "f":
+        of = "" if first is None else f" in test_split {settings.test_split!r}"
         raise ValueError(
-            f"task is 'classification' and target {settings.target} holds floats; it must be one "
-            "column of integers from 0, or of text."
+            f"task is 'classification' and target {settings.target} holds floats{of}; it must be "
+            "one column of integers from 0, or of text."
         )
     elif y.dtype.kind == "b":
         y = y.astype(np.int32)

@@ -23,6 +23,7 @@ from fedjax_lab.data.files import check_unpacked
 
 LABELS = ("fine", "coarse")
 _PIXELS = 3 * 32 * 32
+_CHUNK = 1 << 20
 _BATCHES = tuple(f"data_batch_{i}" for i in range(1, 6))
 
 
@@ -110,6 +111,9 @@ def _read_archive(name: str, path: Path) -> tuple[_Form, dict[str, bytes]]:
                         content = archive.extractfile(member)
                         assert content is not None  # a regular file
                         files[file] = content.read()
+            assert archive.fileobj is not None
+            while archive.fileobj.read(_CHUNK):  # the checksum is behind the last member
+                pass
     except (tarfile.TarError, EOFError, OSError, zlib.error, lzma.LZMAError) as error:
         raise ValueError(
             f"{path}: no tar archive, or a damaged or cut short one; get it again: {error}"

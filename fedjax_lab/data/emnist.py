@@ -61,11 +61,12 @@ def _read_mat(path: Path, name: str) -> dict[str, np.ndarray]:
 
     if not path.is_file():
         raise FileNotFoundError(f"{name}: there is no file {path}.")
-    arrays = {}
+    arrays: dict[str, np.ndarray] = {}
     try:
-        found = io.loadmat(path, simplify_cells=True)["dataset"]
+        found = io.loadmat(path)["dataset"][0, 0]  # a struct of MATLAB is an array [1, 1]
         for part in ("train", "test"):
-            x, y = (np.asarray(found[part][key]) for key in ("images", "labels"))
+            x = np.asarray(found[part][0, 0]["images"])
+            y = np.asarray(found[part][0, 0]["labels"]).ravel()
             side = math.isqrt(x.shape[-1])
             if (x.dtype, y.dtype.kind, x.ndim, y.shape) != (np.uint8, "u", 2, x.shape[:1]):
                 raise ValueError(

@@ -16,6 +16,9 @@ _GRAY, _COLOURS = (
     ("1", "L", "LA"),
     ("P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr", "LAB", "HSV"),
 )
+_ORIENTATION = 0x0112  # EXIF's tag: 1 is upright, 2 to 8 are turned or mirrored
+_ON_ITS_SIDE = (5, 6, 7, 8)
+_PNG_EXIF = {"exif", "Raw profile type exif", "XML:com.adobe.xmp"}
 # Errors that Pillow raises on damaged files.
 _DAMAGED = (
     OSError,
@@ -37,7 +40,8 @@ def read_image_folder(
     The folder has train and test (or val, valid, validation), and each of them a sub-folder for
     each class. Or it has the classes' sub-folders itself: then the last tenth of each class, in the
     order of the files' names, is the test set. Classes are numbered in the order of their names.
-    Names that begin with a dot are passed over.
+    Names that begin with a dot are passed over. Images are turned and mirrored as their EXIF
+    orientation says, as programs show them (in PNG files, if it stands before the pixels).
 
     Args:
       folder: the folder.
@@ -128,20 +132,38 @@ def _entries(folder: Path) -> list[Path]:
 
 
 def _head(file: Path) -> tuple[str, int, int]:
-    """Return an image's mode, height and width; the pixels are not read."""
-    return _with_image(file, lambda image: (image.mode, image.height, image.width))
+    """Return an image's mode, height and width, upright; the pixels are not read."""
+
+    def head(image: Any) -> tuple[str, int, int]:
+        if _orientation(image) in _ON_ITS_SIDE:
+            return image.mode, image.width, image.height
+        return image.mode, image.height, image.width
+
+    return _with_image(file, head)
+
+
+def _orientation(image: Any) -> int:
+    """Return the EXIF orientation; 1 without one, or if the EXIF is damaged."""
+    if image.format == "PNG" and not _PNG_EXIF & set(image.info):
+        return 1  # getexif would read the pixels, to search behind them
+    try:
+        return image.getexif().get(_ORIENTATION, 1)
+    except _DAMAGED:
+        return 1
 
 
 def _decode(file: Path, mode: str, size: tuple[int, int]) -> np.ndarray:
-    """Return an image's pixels in the given mode and (width, height): uint8 [H, W] or [H, W, 3]."""
+    """Return an image's pixels upright, in the given mode and (width, height): uint8 [H, W] or
+    [H, W, 3]."""
 
     def pixels(image: Any) -> np.ndarray:
-        converted = image.convert(mode)
+        upright = image if _orientation(image) == 1 else ImageOps.exif_transpose(image)
+        converted = upright.convert(mode)
         if converted.size != size:
             converted = converted.resize(size, Image.Resampling.BILINEAR)
         return np.asarray(converted)
 
-    from PIL import Image
+    from PIL import Image, ImageOps
 
     return _with_image(file, pixels)
 

@@ -127,7 +127,7 @@ def split_indices(
     if not isinstance(spec, str):
         owners = _check_natural(np.asarray(spec), n, num_clients, min_size)
         return _from_owners(owners, num_clients, "natural", seed)
-    scheme, value = _parse(spec)
+    scheme, value = parse_spec(spec)
     if scheme in BY_LABEL:
         _check_labels(labels, spec)
         # Classes as 0..C-1, of those that occur.
@@ -139,8 +139,16 @@ def split_indices(
     return _from_owners(owners, num_clients, spec, seed)
 
 
-def _parse(spec: str) -> tuple[str, float]:
-    """Parse a spec into scheme and number; 0 for a scheme without a number."""
+def parse_spec(spec: str) -> tuple[str, float]:
+    """Parse a spec into scheme and number; 0 for a scheme without a number.
+
+    Args:
+      spec: such as "dirichlet:0.1".
+
+    Raises:
+      ValueError: the scheme is unknown, has no number where it needs one, or a number that is not
+        allowed.
+    """
     scheme, colon, text = spec.partition(":")
     forms = {form.partition(":")[0]: form for form in PARTITIONS}
     if scheme == "natural":
@@ -184,7 +192,7 @@ def number_owners(
 
     Raises:
       ValueError: ``owners`` does not have one axis or is empty; ids are not all integers or all
-        text; or a client has fewer than ``min_size`` examples.
+        text; bytes are no UTF-8; or a client has fewer than ``min_size`` examples.
     """
     array = np.asarray(owners)
     if array.ndim == 1 and array.dtype == object:
@@ -198,7 +206,12 @@ def number_owners(
             "have one for each example, [n], all of them integers or all of them text."
         )
     if array.dtype.kind == "S":
-        array = np.char.decode(array, "utf-8")
+        try:
+            array = np.char.decode(array, "utf-8")
+        except UnicodeDecodeError as error:
+            raise ValueError(
+                f"{argument} has client ids that are bytes and no UTF-8 text: {error}"
+            ) from error
     ids, numbers, sizes = np.unique(array, return_inverse=True, return_counts=True)
     if sizes.min() < min_size:
         raise ValueError(

@@ -107,7 +107,13 @@ def load(
         sequence; or the set does not use an option.
       FileNotFoundError: the files are missing; the message says how to get them.
       ImportError: tensorflow-datasets or Pillow is required and missing.
+      TypeError: ``name`` is no text.
     """
+    if not isinstance(name, str):
+        raise TypeError(
+            f"name is {name!r}, a {type(name).__name__}; it must be text, such as 'digits' or "
+            "'npz:FILE'."
+        )
     scheme, colon, rest = name.partition(":")
     if (colon and scheme in SCHEMES) or name in DATASETS:
         check_load_options(
@@ -258,7 +264,8 @@ def checked_splits(
       classes: number of classes; None: the number in the training labels.
 
     Raises:
-      ValueError: arrays are inconsistent, not finite or labelled out of range.
+      ValueError: arrays are inconsistent (such as one x of integers and the other of floats), not
+        finite or labelled out of range.
     """
     train = _checked(f"{name}, train", arrays["x_train"], arrays["y_train"], classes)
     if classes is None and train.y.dtype.kind != "f":
@@ -268,6 +275,11 @@ def checked_splits(
         raise ValueError(
             f"{name}: training examples have shape {train.x.shape[1:]}, test examples "
             f"{test.x.shape[1:]}; they must be equal."
+        )
+    if (train.x.dtype.kind == "f") != (test.x.dtype.kind == "f"):
+        raise ValueError(
+            f"{name}: training examples have dtype {arrays['x_train'].dtype}, test examples "
+            f"{arrays['x_test'].dtype}; both must be integers or both floats, on the same scale."
         )
     if (train.y.dtype, train.y.shape[1:]) != (test.y.dtype, test.y.shape[1:]):
         raise ValueError(

@@ -104,7 +104,7 @@ class Table:
         if self._csv is not None:
             integers = self._csv.integers(place, _PLAIN_INTEGER)
             if integers is not None:
-                return Column(integers, {})
+                return self._of_ids(integers, {})
         values, marks = self._read(argument, name, place)
         if not isinstance(values, Text):
             return self._whole(values, marks)
@@ -116,7 +116,7 @@ class Table:
         if self._csv is not None and all(re.fullmatch(_PLAIN_INTEGER, cell) for cell in rest):
             integers = _numbers(values, marks)
             if integers.dtype.kind == "i":
-                return Column(integers[values.codes], marks)
+                return self._of_ids(integers[values.codes], marks)
         return Column(values, marks)
 
     def column(self, argument: str, name: Any, is_category: bool | None = None) -> Column:
@@ -252,7 +252,17 @@ class Table:
             lacks[marks.get("", np.array([], int))] = True
             filled = np.where(lacks, 0, ids)
             if lacks.any() and (filled == np.rint(filled)).all() and abs(filled).max() < 2**53:
-                return Column(filled.astype(np.int64), marks | {"": np.flatnonzero(lacks)})
+                ids, marks = filled.astype(np.int64), marks | {"": np.flatnonzero(lacks)}
+        return self._of_ids(ids, marks)
+
+    def _of_ids(self, ids: np.ndarray, marks: dict[str, np.ndarray]) -> Column:
+        """Find the marks of the user's among ids that are integers, exactly."""
+        if ids.dtype.kind in "iu" and ids.ndim == 1:
+            known = np.concatenate([np.array([], int), *marks.values()])
+            for mark in self.missing.marks:
+                if re.fullmatch(_PLAIN_INTEGER, mark) and self.missing.of(mark) != "keep":
+                    rows = np.setdiff1d(np.flatnonzero(ids == int(mark)), known)
+                    marks = {**marks, mark: rows} if len(rows) else marks
         return Column(ids, marks)
 
     def _of_numbers(self, about: str, array: np.ndarray, marks: dict[str, np.ndarray]) -> Column:

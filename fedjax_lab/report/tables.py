@@ -4,7 +4,14 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from fedjax_lab.estimates import NOTHING, Estimate, digits_of, estimate, format_estimate
+from fedjax_lab.estimates import (
+    NOTHING,
+    Estimate,
+    digits_of,
+    digits_of_megabytes,
+    estimate,
+    format_estimate,
+)
 from fedjax_lab.markdown import Cells, code, inert, markdown_table
 from fedjax_lab.qp.residuals import LARGEST_RESIDUAL, unsolved
 from fedjax_lab.report.distribution import spread_measures
@@ -238,9 +245,10 @@ def seed_table(runs: Sequence[Run]) -> Cells:
 
 def target_table(groups: Sequence[Group], target: float) -> Cells:
     """Return header and rows: cost to reach ``target``; a mean only if all seeds reach it."""
-    columns: dict[str, tuple[str, float, int]] = {  # the name in a row, a factor, digits
+    # The name in a row, a factor, digits (None: by the size).
+    columns: dict[str, tuple[str, float, int | None]] = {
         "rounds": ("round", 1, 0),
-        "uplink (MB)": ("bytes_up", 1e-6, 1),
+        "uplink (MB)": ("bytes_up", 1e-6, None),
         "gradients": ("gradients", 1, 0),
         "seconds": ("seconds", 1, 2),
     }
@@ -256,9 +264,13 @@ def target_table(groups: Sequence[Group], target: float) -> Cells:
         count = f"{len(reached)} of {len(group.runs)}" if scored else NOTHING
         if len(reached) < len(group.runs):
             return [group.label, count, *[NOTHING] * len(columns)]
+        means = [
+            estimate([scale * number(row.get(name)) for row in reached])
+            for name, scale, _ in columns.values()
+        ]
         shown = [
-            format_estimate(estimate([scale * number(row.get(name)) for row in reached]), digits)
-            for name, scale, digits in columns.values()
+            format_estimate(mean, digits_of_megabytes(mean.mean) if digits is None else digits)
+            for mean, (*_, digits) in zip(means, columns.values(), strict=True)
         ]
         return [group.label, count, *shown]
 

@@ -127,6 +127,14 @@ def test_a_mistake_names_the_setting(tmp_path, capsys, arguments, message):
     assert error.startswith(f"fedjax-lab: {message}")
 
 
+@pytest.mark.parametrize("partition", ["dirichlet:0", "dirichlet", "iid:3", "similarity:101"])
+def test_a_wrong_partition_is_not_printed_as_a_setting(partition, capsys):
+    assert main(["run", "--partition", partition, "--print-config", "yaml"]) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.startswith(f"fedjax-lab: partition is {partition!r}")
+
+
 COMMANDS = [  # FOLDER is an empty one
     *(["sweep"], ["sweep", "--point", "x=1"], ["sweep", "--point", "client_lr=-1"]),
     ["sweep", "--point", "client_lr=nan"],

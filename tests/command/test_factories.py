@@ -85,6 +85,12 @@ FILES = {
         def of_clients():
             (x, y), test = load()
             return {"ann": (x[:9], y[:9]), "bob": (x[9:20], y[9:20]), "cy": (x[20:], y[20:])}, test
+
+
+        def of_two_scales():
+            parts, test = of_clients()
+            x, y = parts["cy"]
+            return parts | {"cy": ((200 + x).astype("uint8"), y)}, test
     ''',
 }
 
@@ -180,6 +186,10 @@ def test_data_that_come_with_their_clients(package, capsys):
         (
             ["--dataset", "own_pkg.data:of_clients", "--partition", "iid"],
             "comes with its clients: give --partition natural",
+        ),
+        (
+            ["--dataset", "own_pkg.data:of_two_scales", "--partition", "natural"],
+            "x of client 'cy' has dtype uint8 and x of client 'ann' float32; all must be alike",
         ),
         (["--dataset", "own_pkg.models:net"], "needs num_classes: give --dataset-option num_cl"),
         (["--algorithm", "fedavgg"], "algorithm is 'fedavgg'; it must be one of"),

@@ -178,6 +178,21 @@ def test_a_later_file_is_read_by_the_first_ones_types(folder):
     assert found.test.x[:, 0].tolist() == [1] * 4 + [0] * 4  # by client: p has the 3s
 
 
+def test_a_later_file_has_the_first_ones_task(folder):
+    doses = [0.5, 1.25, 2, 3, 4, 5, 6, 7]
+    write("train.csv", **small(ill=doses))
+    write("later.csv", **small(ill=[9, 8, 7, 6, 5, 4, 3, 2]))  # whole numbers
+    about = {"dataset": "csv:train.csv", "target": ("ill",), "test_split": "later.csv"}
+    found = table_of(**about)
+    assert found.classes is None
+    assert (found.train.y.dtype, found.test.y.dtype) == (np.float32, np.float32)
+    assert found.test.y.tolist() == [9, 7, 5, 3, 8, 6, 4, 2]  # by client
+    with pytest.raises(
+        ValueError, match=r"target \('ill',\) holds floats in test_split 'later.csv'"
+    ):
+        later_of(small(ill=doses))
+
+
 def test_columns_of_categories_and_missing_values(folder):
     write("train.csv", **small(age=["0123", "99"] * 4, ill=[0, 1] * 3 + ["?", 1]))
     about = {"dataset": "csv:train.csv", "target": ("ill",), "test_split": "examples:0.5"}
@@ -238,6 +253,8 @@ def test_rows_without_clients_are_divided_by_a_scheme(folder, capsys):
         ([*OF_NUMBERS, "--partition", "iid"], "partition is 'iid' and client 'user'"),
         ([*OF_NUMBERS, "--test-split", "clients:2.5"], "test_split is 'clients:2.5'; it must be"),
         ([*OF_NUMBERS, "--test-split", "users:0.2"], "test_split is 'users:0.2'; it must be"),
+        ([*OF_NUMBERS, "--test-split", "clients:1e400"], "test_split is 'clients:1e400'; it must"),
+        ([*OF_NUMBERS, "--test-split", "clients:nan"], "test_split is 'clients:nan'; it must be"),
         ([*OF_NUMBERS, "--test-split", "clients:10"], "held_out is 10; it must be between"),
         ([*OF_NUMBERS, "--task", "classify"], "task is 'classify'; it must be one of"),
         ([*OF_NUMBERS, "--task", "classification"], "holds floats; it must be one"),
@@ -247,3 +264,8 @@ def test_rows_without_clients_are_divided_by_a_scheme(folder, capsys):
 def test_mistakes(words, message, folder, capsys):
     assert run(*words) == 2
     assert message in capsys.readouterr().err
+
+
+def test_plan_names_its_own_flag_of_the_target(folder, capsys):
+    assert cli.main(["plan", *TABLE, "--target", "response"]) == 2
+    assert "whose --target is a machine: --target-column) to" in capsys.readouterr().err

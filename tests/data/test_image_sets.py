@@ -184,6 +184,23 @@ def test_damaged_cifar(tmp_path):
         data.load(f"cifar100:{path}")
 
 
+@pytest.mark.parametrize("form", ["python", "binary"])
+def test_a_flipped_byte_of_a_cifar_archive(form, tmp_path):
+    """Deflate passes most of them; the checksum stands behind all files of the archive."""
+    folder = SETS["cifar100"][2 + (form == "binary")]
+    contents = contents_of(images_of("cifar100"), form)
+    path = write_archive(tmp_path / "a.tar.gz", folder, contents)
+    whole = path.read_bytes()
+    for place in (*range(1000, len(whole) - 100, len(whole) // 20), -8, -7, -4, -1):
+        damaged = bytearray(whole)
+        damaged[place] ^= 1
+        path.write_bytes(damaged)
+        with pytest.raises(ValueError, match=r"a\.tar\.gz: .*damaged"):
+            data.load(f"cifar100:{path}")
+    path.write_bytes(whole)
+    assert len(data.load(f"cifar100:{path}")[0].x) == 8
+
+
 def test_emnist_is_upright_in_both_forms(tmp_path):
     """A letter L, written as the files have it: column after column."""
     letter = np.zeros((28, 28), np.uint8)
@@ -213,6 +230,19 @@ def test_emnist_is_upright_in_both_forms(tmp_path):
     for file in tmp_path.glob("emnist-digits*"):
         file.rename(tmp_path / "alone" / file.name)
     np.testing.assert_array_equal(data.load(f"emnist:{tmp_path / 'alone'}")[1].x[..., 0], x)
+
+
+def test_emnist_with_a_single_image(tmp_path):
+    x = rng.integers(0, 256, (3, 784), dtype=np.uint8)
+    parts = {
+        part: {"images": x[:n], "labels": np.arange(1, n + 1, dtype=np.uint8)[:, None]}
+        for part, n in (("train", 3), ("test", 1))
+    }
+    savemat(tmp_path / "emnist.mat", {"dataset": parts})
+    train, test = data.load(f"emnist:{tmp_path / 'emnist.mat'}")
+    assert train.x.shape == (3, 28, 28, 1)
+    np.testing.assert_array_equal(test.x[0, ..., 0], x[0].reshape(28, 28).T)
+    np.testing.assert_array_equal(test.y, [0])
 
 
 def test_damaged_emnist(tmp_path):
@@ -262,6 +292,44 @@ def test_a_folder_of_images(tmp_path):
     image.fromarray(np.zeros((5, 6), np.uint16)).save(other)
     with pytest.raises(ValueError, match=r"gray\.png .* its mode is I;16, not of 8 bits"):
         data.load(f"images:{tmp_path}")
+
+
+@pytest.mark.parametrize(
+    ("orientation", "upright"),
+    [  # EXIF: where the stored first row and column belong
+        (1, lambda x: x),
+        (2, lambda x: x[:, ::-1]),
+        (3, lambda x: x[::-1, ::-1]),
+        (4, lambda x: x[::-1]),
+        (5, lambda x: x.transpose(1, 0, 2)),
+        (6, lambda x: np.rot90(x, -1)),
+        (7, lambda x: x.transpose(1, 0, 2)[::-1, ::-1]),
+        (8, lambda x: np.rot90(x)),
+    ],
+)
+def test_images_are_turned_as_their_exif_says(orientation, upright, tmp_path):
+    image = pytest.importorskip("PIL.Image")
+    x = rng.integers(0, 256, (2, 5, 6, 3), dtype=np.uint8)
+    x[1] = np.arange(5)[:, None, None] * 40 + np.arange(6)[:, None]  # smooth: JPEG changes little
+    exif = image.Exif()
+    exif[0x0112] = orientation
+    for i, name in enumerate(("train/a/0.png", "test/a/1.jpg")):
+        (tmp_path / name).parent.mkdir(parents=True)
+        options = {"quality": 100, "subsampling": 0} if name.endswith("jpg") else {}
+        image.fromarray(x[i]).save(tmp_path / name, exif=exif, **options)
+    train, test = data.load(f"images:{tmp_path}")
+    np.testing.assert_array_equal(train.x[0], upright(x[0]))
+    np.testing.assert_allclose(test.x[0].astype(int), upright(x[1]).astype(int), atol=3)
+    if orientation == 6:
+        image.fromarray(x[0]).save(tmp_path / "train/a/upright.png")
+        with pytest.raises(
+            ValueError, match=r"upright\.png: 5 x 6 pixels, and .*0\.png 6 x 5; all"
+        ):
+            data.load(f"images:{tmp_path}")
+        # An EXIF that cannot be read says nothing.
+        for file in ("train/a/upright.png", "train/a/0.png", "test/a/1.jpg"):
+            image.fromarray(x[0]).save(tmp_path / file, exif=b"Exif\0\0no TIFF header")
+        np.testing.assert_array_equal(data.load(f"images:{tmp_path}")[0].x, x[[0, 0]])
 
 
 def test_gray_images_without_a_test_folder(tmp_path, monkeypatch):

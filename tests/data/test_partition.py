@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
+from fedjax_lab import data
 from fedjax_lab.data.heterogeneity import describe, heterogeneity
 from fedjax_lab.data.partition import PARTITIONS, number_owners, split_indices
 
@@ -227,6 +228,11 @@ def test_owners_are_numbered_in_their_order(owners, names, numbers):
 def test_owners_that_are_none(owners):
     with pytest.raises(ValueError, match="user_id has client ids of shape"):
         number_owners(owners, 1, "user_id")
+
+
+def test_owners_that_are_no_text():
+    with pytest.raises(ValueError, match="spec has client ids that are bytes and no UTF-8 text"):
+        data.partition(np.arange(2), np.array([b"a", b"\xff"]), min_size=1)
 
 
 def test_owners_of_too_few():

@@ -138,9 +138,13 @@ def test_npz(tmp_path):
     train, _ = data.load(f"npz:{path}")
     assert train.x.dtype == np.float32
     assert train.x.shape == (6, 7)
-    write_npz(path, x_train=np.ones((6, 7), np.int64), x_test=np.ones((3, 7), np.float16))
+    write_npz(path, x_train=np.ones((6, 7), np.int64), x_test=np.ones((3, 7), bool))
     train, test = data.load(f"npz:{path}")
     assert train.x.dtype == np.int32
+    assert test.x.dtype == bool
+    write_npz(path, x_train=np.ones((6, 7), np.float64), x_test=np.ones((3, 7), np.float16))
+    train, test = data.load(f"npz:{path}")
+    assert train.x.dtype == np.float32
     assert test.x.dtype == np.float16
 
 
@@ -175,6 +179,14 @@ def test_npz_of_a_regression(tmp_path):
         ({"x_train": np.ones((6, 2, 2), complex)}, "real numbers"),
         ({"x_train": np.ones((0, 2, 2)), "y_train": np.ones(0, int)}, "no examples"),
         ({"x_test": np.ones((3, 2, 3))}, "they must be equal"),
+        (
+            {"x_train": np.full((6, 2, 2), 200, np.uint8), "x_test": np.ones((3, 2, 2))},
+            "training examples have dtype uint8, test examples float64; both must be integers or",
+        ),
+        (
+            {"x_train": np.ones((6, 2, 2), np.float32), "x_test": np.ones((3, 2, 2), bool)},
+            "training examples have dtype float32, test examples bool; both must be integers or",
+        ),
         ({"x_train": np.float32(1)}, "shape"),
     ],
 )
@@ -250,6 +262,9 @@ def test_unknown_names():
         data.load("zip:file")
     with pytest.raises(ValueError, match=r"data.from_table\('a.csv', client="):
         data.load("csv:a.csv")
+    for name in (None, 3):
+        with pytest.raises(TypeError, match=f"name is {name}, a .*; it must be text, such as 'dig"):
+            data.load(name)
 
 
 def test_fashion_mnist_says_how_to_get_it(tmp_path, monkeypatch):

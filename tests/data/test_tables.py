@@ -324,6 +324,37 @@ def test_ids_of_frames_are_exact(library):
     assert names == ("9", "10")
 
 
+@pytest.mark.parametrize("library", ["csv", "mapping", "pandas", "polars"])
+@pytest.mark.parametrize("ids", [[7, -9, 10, 7], ["7", "-9", "ten", "7"]])
+def test_marks_of_ones_own_among_ids(library, ids, tmp_path):
+    """Of integers as of text; 10 is another id than 1."""
+    columns = {"u": np.array(ids), "a": [1, 2, 3, 4], "y": [0, 1, 0, 1]}
+    if library == "csv":
+        table = tmp_path / "a.csv"
+        table.write_bytes(written(zip(*columns.values(), strict=True), header=columns))
+    else:
+        table = FRAMES[library](columns)
+
+    def read(missing):
+        return held(data.from_table(table, client="u", x=["a"], y="y", missing=missing))
+
+    expected = {"7": [([1], [0]), ([4], [1])], str(ids[2]): [([3], [0])]}
+    assert read({"-9": "drop", "8": "drop"}) == expected
+    assert read({"-9": "keep"}) == expected | {"-9": [([2], [1])]}
+    with pytest.raises(ValueError, match=r"missing is 0 for '-9', which row 1.*client: the column"):
+        read({"-9": 0})
+
+
+def test_a_mark_of_ones_own_among_ids_with_gaps(tmp_path):
+    table = {"u": np.array([7.0, np.nan, -9.0, 0.0]), "a": [1, 2, 3, 4], "y": [0, 1, 0, 1]}
+    (tmp_path / "a.csv").write_bytes(b"u,a,y\n7,1,0\n?,2,1\n-9,3,0\n0,4,1\n")
+    for of, gap in ((table, ""), (tmp_path / "a.csv", "?")):
+        clients = data.from_table(
+            of, client="u", x=["a"], y="y", missing={"-9": "drop", gap: "drop"}
+        )
+        assert held(clients) == {"0": [([4], [1])], "7": [([1], [0])]}
+
+
 def test_names_of_columns():
     pandas = pytest.importorskip("pandas")
     frame = pandas.DataFrame([["p", 2.0, 0], ["q", 3.0, 1]])  # as header=None names columns

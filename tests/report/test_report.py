@@ -95,6 +95,22 @@ def test_seeds_are_one_row_with_an_interval(tmp_path):
     assert target_table(groups, 0.8)[1] == ["fedavg", "1 of 2", "-", "-", "-", "-"]
 
 
+@pytest.mark.parametrize(
+    ("sent", "shown"),
+    [
+        (34_560, "0.0346"),
+        (12, "0.0000120"),
+        (9_876_543, "9.88"),
+        (10_000_000, "10.0"),
+        (1_234_567_890, "1,234.6"),
+        (0, "0.00"),
+    ],
+)
+def test_a_small_uplink_has_its_digits(sent, shown, tmp_path):
+    head, row = target_table(groups_of(write_run(tmp_path / "a", [0.9], up=sent, every=1)), 0.5)
+    assert dict(zip(head, row, strict=True))["uplink (MB)"] == shown
+
+
 def test_simulated_seconds_to_the_target(tmp_path):
     """A column where a run counts them: 600 / round is 60 in round 10, the first of 0.7."""
     timed = write_run(tmp_path / "a", [0.5, 0.7], more={"simulated_seconds": 600.0})
