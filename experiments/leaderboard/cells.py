@@ -117,7 +117,7 @@ def declared(task: Task, method: Method, scale: Scale) -> dict[str, Any]:
     """
     own = {
         "factory": method.factory,
-        "space": method.axes(),
+        "space": method.axes(task),
         "fixed": method.fixed_for(task.num_clients),
     }
     return as_json({"task": task.conditions(), "method": own, "scale": dataclasses.asdict(scale)})
@@ -144,7 +144,7 @@ def run_cell(
     def build(**point: Any) -> Any:
         return method.build(task, problem, **point)
 
-    first = build(**{n: axis[0] for n, axis in method.axes().items()})
+    first = build(**{n: axis[0] for n, axis in method.axes(task).items()})
     params = problem.params(jax.random.key(0))
     rounds = task.rounds
     if task.compressor is not None:  # equal bytes
@@ -155,7 +155,7 @@ def run_cell(
     try:
         found = tune(
             {name: build},
-            {name: method.axes()},
+            {name: method.axes(task)},
             params,
             problem.clients,
             rounds=rounds,

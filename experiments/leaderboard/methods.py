@@ -9,7 +9,7 @@ import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from experiments.leaderboard.tasks import CONVEX, Problem, Task
+from experiments.leaderboard.tasks import CONVEX, PLAY_ROLES, ROLES, Problem, Task
 from fedjax_lab import with_compression
 from fedjax_lab.command.factories import find
 from fedjax_lab.round import Algorithm
@@ -40,18 +40,29 @@ class Method:
       space: hyperparameter -> (low, high) or a list; in place of what ``SPACE`` says, or None for
         one that is not tuned.
       fixed: the other arguments.
+      adapts_steps: whether a client's steps do not grow with its gradients, so that a task does not
+        move the range of its learning rate.
     """
 
     factory: str
     space: Mapping[str, Axis | None] = dataclasses.field(default_factory=dict)
     fixed: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    adapts_steps: bool = False
 
-    def axes(self) -> dict[str, Axis]:
-        """Return hyperparameter -> range or list."""
+    def axes(self, task: Task | None = None) -> dict[str, Axis]:
+        """Return hyperparameter -> range or list.
+
+        Args:
+          task: may move the range of the client learning rate.
+        """
         takes = inspect.signature(find("algorithm", self.factory)).parameters
         shared = {name: axis for name, axis in SPACE.items() if name in takes}
         merged = {**shared, **self.space}
-        return {n: axis for n, axis in merged.items() if axis is not None and n not in self.fixed}
+        axes = {n: axis for n, axis in merged.items() if axis is not None and n not in self.fixed}
+        if task is not None and task.rate_factor != 1.0 and not self.adapts_steps:
+            low, high = axes["client_lr"]
+            axes["client_lr"] = (low * task.rate_factor, high * task.rate_factor)
+        return axes
 
     def fixed_for(self, num_clients: int) -> dict[str, Any]:
         """Return the arguments that are not tuned; a memory has a slot for each client.
@@ -100,8 +111,8 @@ class Method:
         Args:
           task: the task.
         """
-        if self.looks_inside and task.dataset == CONVEX:
-            return "needs a model with layers"
+        if self.looks_inside and task.dataset in (CONVEX, ROLES, PLAY_ROLES):
+            return "needs a model of images with layers"
         return None
 
 
@@ -132,7 +143,7 @@ METHODS: dict[str, Method] = {
     "mimelite": Method("mimelite", {"momentum": _DECAY}),
     "cfedavg": Method("cfedavg", {}, {"compressor": "top_k:0.9"}),
     "mifa": Method("mifa"),
-    "fafed": Method("fafed", {"momentum": _EMA, "second_moment_decay": _DECAY}),
+    "fafed": Method("fafed", {"momentum": _EMA, "second_moment_decay": _DECAY}, adapts_steps=True),
     "gradma_w": Method("gradma_w"),
     "fedmo": Method("fedmo", {"momentum": _EMA}),
     "fedspeed_ing": Method("fedspeed_ing", {"inertia": [0.1, 0.3, 0.6]}),
@@ -146,6 +157,7 @@ METHODS: dict[str, Method] = {
         "naive_adaptive_fedavg",
         {"client_lr": (1e-3, 0.1), "second_moment_decay": [0.9, 0.99]},
         {"initial_second_moment": 0.01},
+        adapts_steps=True,
     ),
     "fedadmm W": Method("fedadmm", {}, {"variant": "W"}),
     "fedadmm G": Method("fedadmm", {}, {"variant": "G"}),

@@ -1,27 +1,34 @@
 """The tasks of the leaderboard: data, model, schedule, and the target that a run is to reach.
 
 Images are those of Fashion-MNIST at half their resolution, 14 x 14. On them the score is the
-accuracy in percent on 4,000 test images; tuning scores on 2,000 images that no client has. On the
-convex problem the score is the number of decimal digits by which a run has come closer to the
-optimum than its first model.
+accuracy in percent on 4,000 test images; tuning scores on 2,000 images that no client has.
+Speaking roles of Shakespeare's plays predict the next character: the score is the accuracy in
+percent on the last fifths of their texts; tuning scores on other roles. On the convex problem the
+score is the number of decimal digits by which a run has come closer to the optimum than its first
+model.
 """
 
 import dataclasses
+import tempfile
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from experiments.natural.runs import pooled
 from fedjax_lab import data, models
-from fedjax_lab.data import synthetic
+from fedjax_lab.data import shakespeare, synthetic
 from fedjax_lab.data.cohort import ScheduleOptions
 from fedjax_lab.models import Model
+from fedjax_lab.recipes.shakespeare_roles import PLAY
 from fedjax_lab.simulation.evaluate import build_evaluation
 from fedjax_lab.types import Key, Params, PyTree
 
-CONVEX = "convex"
+CONVEX, ROLES, PLAY_ROLES = "convex", "shakespeare", "small plays"
+TEXTS = Path("runs/shakespeare")
 ORDER_SEED, PARTITION_SEED = 0, 0
 
 
@@ -36,11 +43,12 @@ class Task:
       target: the score that a run is to reach.
       schedule: client sampling and mini-batches; ``devices`` is a dict of ``data.Devices``.
       num_clients: number of clients.
-      dataset: data set, or ``CONVEX``.
+      dataset: data set, ``ROLES``, ``PLAY_ROLES`` or ``CONVEX``.
       partition: scheme that divides the images.
       images: number of training images of all clients together.
-      hidden: widths of the hidden layers.
+      hidden: widths of the hidden layers; of roles, units of the LSTM layer.
       compressor: what all methods send through; None: uncompressed messages.
+      rate_factor: by which the ranges of client learning rates are moved.
       decay: by which the client's learning rate falls over all rounds, exponentially.
       seeds: of the final runs; None: those of the scale.
     """
@@ -56,6 +64,7 @@ class Task:
     images: int = 4_000
     hidden: tuple[int, ...] = (32,)
     compressor: str | None = None
+    rate_factor: float = 1.0
     decay: float = 1.0
     seeds: tuple[int, ...] | None = None
 
@@ -67,7 +76,7 @@ class Task:
     def conditions(self) -> dict[str, Any]:
         """Return what decides the numbers of a run."""
         found = dataclasses.asdict(self)
-        usual = [name for name in ("decay", "seeds") if found[name] in (1.0, None)]
+        usual = [n for n in ("rate_factor", "decay", "seeds") if found[n] in (1.0, None)]
         return {n: found[n] for n in found if n not in ("title", "asks", "target", *usual)}
 
     def options(self) -> ScheduleOptions:
@@ -130,6 +139,20 @@ TASKS = {
         num_clients=100,
         partition="dirichlet:0.3",
     ),
+    "natural": Task(
+        title="Natural clients, speaking roles",
+        asks="Speaking roles of Shakespeare's plays, of very unequal sizes, predict the next "
+        "character: 10 of 100 roles and one pass over their texts in a round.",
+        rounds=60,
+        target=33.0,
+        schedule={"cohort_size": 10, "local_epochs": 1, "batch_size": 10, "weights": "examples"},
+        num_clients=100,
+        dataset=ROLES,
+        partition="roles",
+        images=0,
+        hidden=(32,),
+        rate_factor=10.0,
+    ),
     "convex": Task(
         title="Convex",
         asks="Quadratics with different optima and curvatures, and noisy gradients.",
@@ -161,6 +184,11 @@ def smoke(task: Task) -> Task:
     small = dataclasses.replace(task, rounds=9, schedule=schedule, num_clients=6, seeds=None)
     if task.dataset == CONVEX:
         return small
+    if task.dataset == ROLES:
+        own = {"cohort_size": 2, "local_epochs": 1, "batch_size": 4}
+        return dataclasses.replace(
+            small, dataset=PLAY_ROLES, schedule=own, num_clients=2, hidden=(8,)
+        )
     return dataclasses.replace(small, dataset="digits", images=120, hidden=(8,))
 
 
@@ -193,6 +221,8 @@ def problem(task: Task) -> Problem:
     Args:
       task: the task.
     """
+    if task.dataset in (ROLES, PLAY_ROLES):
+        return _roles(task)
     return _convex(task) if task.dataset == CONVEX else _images(task)
 
 
@@ -224,6 +254,38 @@ def _images(task: Task) -> Problem:
         preprocess,
         lambda params, examples: 100 * counts(params, examples)[0],
         evaluate,
+    )
+
+
+def _roles(task: Task) -> Problem:
+    if task.dataset == ROLES:
+        parts = data.load_federated("shakespeare", shakespeare.fetch(TEXTS))
+    else:
+        with tempfile.TemporaryDirectory() as folder:
+            for name in ("the well", "another well"):
+                play = PLAY.replace("THE WELL", name.upper())
+                Path(folder, f"{name}.txt").write_text(play, encoding="utf-8")
+            parts = data.load_federated("shakespeare", folder)
+    (others, clients), (_, own_tests) = (
+        data.split_clients(part, task.num_clients, seed=PARTITION_SEED) for part in parts
+    )
+    test, held = (pooled(part, 500) for part in (own_tests, others))
+    sizes = {"embedding": 8, "hidden": task.hidden[0], "layers": 1, "dropout": 0.0}
+    model = models.lstm(shakespeare.NUM_TOKENS, **sizes)
+
+    def counts(examples):
+        return models.answer_counts(model.apply, data.scored_per_row(examples))
+
+    on_test, on_held = build_evaluation(counts(test), test), counts(held)
+    return Problem(
+        clients,
+        data.partition(held, "iid", num_clients=1, seed=0),
+        lambda key: model.init(key, jnp.asarray(test.x[:1])),
+        models.answer_loss(model.apply),
+        None,
+        None,
+        lambda params, examples: 100 * on_held(params, examples)[0],
+        lambda params: {"score": 100 * on_test(params)["accuracy"]},
     )
 
 
