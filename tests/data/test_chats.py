@@ -286,9 +286,9 @@ def test_losses_by_hand():
             score({"w": jnp.zeros(())})
     with pytest.raises(ValueError, match="tokens_per_row is 0"):
         models.answer_loss(apply, 0)
-    with pytest.raises(ValueError, match=r"it must be the next token of each place"):
+    with pytest.raises(ValueError, match=r"it must be the next words of sequences, integers"):
         models.answer_loss(apply)(None, examples._replace(y=jnp.zeros(2)), None)
-    with pytest.raises(ValueError, match=r"must be \[B, T, V\] = \[1, 3, number of tokens\]"):
+    with pytest.raises(ValueError, match=r"must be \[B, L, V\] = \[1, 3, number of words\]"):
         models.answer_loss(apply)(None, examples._replace(y=examples.y[:1]), None)
 
 

@@ -113,12 +113,14 @@ def check(case, texts):
         for case in SOME
     ],
 )
+@pytest.mark.filterwarnings("ignore:error feedback needs")  # of a single round
 def test_each_kind_of_exchange(case):
     check(case, KINDS[case.id])
 
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*more than without compression")  # of three numbers
+@pytest.mark.filterwarnings("ignore:error feedback needs")
 @pytest.mark.parametrize("case", MAIN, ids=lambda case: case.id)
 def test_all_compressors(case):
     if case.id == "cfedavg":
