@@ -3,7 +3,6 @@
 It parses arguments, calls the functions that do the work, and prints.
 """
 
-import json
 import os
 import sys
 import traceback
@@ -90,20 +89,19 @@ def _print(text: str) -> int:
 
 
 def _export(command: ExportCommand) -> int:
+    from fedjax_lab.report.reading import read_summary
     from fedjax_lab.storage.run_dir import SUMMARY
     from fedjax_lab.storage.saved_run import export_params, load_run
 
     run = load_run(command.run_dir)
+    summary = read_summary(Path(command.run_dir) / SUMMARY)
     arrays = export_params(run.params, command.file)
-    summary = Path(command.run_dir) / SUMMARY
-    if summary.is_file():
-        ended = json.loads(summary.read_text(encoding="utf-8"))
-        if ended["stopped"] == "diverged":
-            print(
-                f"{PROG}: the run in {command.run_dir} diverged by round {ended['round']}; the "
-                f"model is that of the checkpoint of round {run.round}.",
-                file=sys.stderr,
-            )
+    if summary.get("stopped") == "diverged":
+        print(
+            f"{PROG}: the run in {command.run_dir} diverged by round {summary['round']}; the "
+            f"model is that of the checkpoint of round {run.round}.",
+            file=sys.stderr,
+        )
     if not command.quiet:
         numbers = sum(leaf.size for leaf in arrays.values())
         rows = [["name", "dtype", "shape"]]

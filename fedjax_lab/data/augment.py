@@ -126,17 +126,28 @@ def preprocess(
             x = images.reshape(x.shape)
         dtype = x.dtype if jnp.issubdtype(x.dtype, jnp.floating) else jnp.dtype(jnp.float32)
         divisor = _scale_of(x.dtype, scale)
-        centre = mean
-        if jnp.issubdtype(x.dtype, jnp.integer) and np.abs(mean * divisor).max() >= _LARGE:
-            # Integers that float32 would round: the mean is subtracted before.
-            whole = np.rint(mean * divisor)
-            x, centre = x - jnp.asarray(whole, x.dtype), mean - whole / divisor
+        centre, whole = mean, np.rint(mean * divisor)
+        is_wide = jnp.issubdtype(x.dtype, jnp.integer) and x.dtype.itemsize >= 4
+        if is_wide and _LARGE <= np.abs(whole).max() < 2**32:
+            x, centre = _less(x, whole), mean - whole / divisor
         x = x.astype(dtype)
         if divisor != 1:
             x = x / jnp.asarray(divisor, dtype)
         return examples._replace(x=(x - _like(centre, x)) / _like(std, x))
 
     return apply
+
+
+def _less(x: jax.Array, whole: np.ndarray) -> jax.Array:
+    """Subtract integers from integers of 32 bits or more that float32 would round.
+
+    The upper and the lower 16 bits are subtracted apart, so that nothing overflows.
+    """
+    signed = jnp.int64 if x.dtype.itemsize > 4 else jnp.int32
+    high, low = divmod(whole.astype(np.int64), 2**16)
+    above = (x >> 16).astype(signed) - _like(high, x).astype(signed)
+    below = (x & 0xFFFF).astype(signed) - _like(low, x).astype(signed)
+    return above.astype(jnp.float32) * 2**16 + below.astype(jnp.float32)
 
 
 def _scale_of(dtype: Any, scale: float | None) -> float:

@@ -10,6 +10,7 @@ import jax
 import numpy as np
 
 from fedjax_lab.data.cells import Text
+from fedjax_lab.data.dtypes import check_float32
 from fedjax_lab.data.sources import Examples
 from fedjax_lab.data.tables import Column, Table, missing_error
 
@@ -239,14 +240,8 @@ def _check_exact(argument: str, name: Any, part: np.ndarray) -> None:
     """Refuse floats that float32 does not hold, or cannot tell apart."""
     if part.dtype != np.float64 or not part.size:
         return
-    with np.errstate(over="ignore"):
-        rounded = part.astype(np.float32).astype(np.float64)
-    if np.isinf(rounded[np.isfinite(part)]).any():
-        raise ValueError(
-            f"{argument}: the column {name!r} has the value {np.abs(part).max():.3g}; float32 "
-            f"holds numbers up to {np.finfo(np.float32).max:.3g}: scale the column."
-        )
-    loss, spread = np.abs(rounded - part).max(), part.std()
+    check_float32(f"{argument}: the column {name!r}", part)
+    loss, spread = np.abs(part.astype(np.float32) - part).max(), part.std()
     if loss > _LOST * spread > 0:
         raise ValueError(
             f"{argument}: the column {name!r} has values around {part.mean():.10g} that differ by "

@@ -8,6 +8,8 @@ import numpy as np
 
 from fedjax_lab.types import PyTree
 
+_CHUNK = 1 << 20
+
 
 def stored_dtype(name: str, array: np.ndarray) -> np.dtype:
     """Return the dtype that an array has on a device: 32 bits in place of 64, in native byte order.
@@ -41,14 +43,30 @@ def stored_dtype(name: str, array: np.ndarray) -> np.dtype:
                 f"{name} has integers from {array.min()} to {array.max()}; they must fit into "
                 f"{stored}."
             )
-    if dtype == np.float64 and stored != dtype:
-        largest = np.abs(array[np.isfinite(array)]).max(initial=0.0)
-        if largest > np.finfo(np.float32).max:
+    if dtype == np.float64 and stored != dtype and not isinstance(array, np.memmap):
+        check_float32(name, array)
+    return stored
+
+
+def check_float32(name: str, array: np.ndarray) -> None:
+    """Check that finite numbers are finite in float32.
+
+    Args:
+      name: name of the array in errors.
+      array: float64 [...].
+
+    Raises:
+      ValueError: a number is too large.
+    """
+    flat = array.reshape(-1)
+    for start in range(0, flat.size, _CHUNK):  # no copy of the whole
+        piece = flat[start : start + _CHUNK]
+        large = piece[np.isfinite(piece) & (np.abs(piece) > np.finfo(np.float32).max)]
+        if large.size:
             raise ValueError(
-                f"{name} has the value {largest:.3g}; it must fit into {stored}, which holds "
+                f"{name} has the value {large[0]:.3g}; it must fit into float32, which holds "
                 f"numbers up to {np.finfo(np.float32).max:.3g}."
             )
-    return stored
 
 
 def common_length(name: str, tree: PyTree) -> int:

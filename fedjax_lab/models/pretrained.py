@@ -271,13 +271,7 @@ def _fill(files: WeightFiles | HeldArrays, leaf: Any, stored: Stored) -> jax.Arr
         whole = np.empty(shape, dtype)
         for layer, name in enumerate(names):
             place = whole[layer] if stored.is_stacked else whole
-            with np.errstate(over="ignore"):
-                place[...] = stored.to_leaf(files.read(name))
-            if not np.isfinite(np.asarray(place, np.float32)).all():
-                raise ValueError(
-                    f"{files.entries[name].file}: {name!r} has a number that {place.dtype} does "
-                    "not hold."
-                )
+            place[...] = _in_dtype(stored.to_leaf(files.read(name)), dtype, files, name)
         return jnp.asarray(whole) if sharding is None else jax.device_put(whole, sharding)
     if sharding is None:
         return _fill_part(files, shape, dtype, stored, (slice(None),) * len(shape), None)
@@ -286,6 +280,22 @@ def _fill(files: WeightFiles | HeldArrays, leaf: Any, stored: Stored) -> jax.Arr
         for device, index in sharding.addressable_devices_indices_map(shape).items()
     ]
     return jax.make_array_from_single_device_arrays(shape, sharding, parts)
+
+
+def _in_dtype(
+    numbers: np.ndarray, dtype: Any, files: WeightFiles | HeldArrays, name: str
+) -> np.ndarray:
+    """Convert finite numbers of a file to a leaf's dtype, which must hold them."""
+    if numbers.dtype == dtype:
+        return numbers
+    with np.errstate(over="ignore"):
+        converted = numbers.astype(dtype)
+    if not np.isfinite(converted).all():
+        raise ValueError(
+            f"{files.entries[name].file}: {name!r} has a number that {np.dtype(dtype)} does not "
+            "hold."
+        )
+    return converted
 
 
 def _fill_part(
@@ -307,6 +317,7 @@ def _fill_part(
     for place, layer in enumerate(layers):
         for block, starts in _blocks(files, names[layer], stored, inner, axes):
             starts = (place, *starts) if stored.is_stacked else starts
+            block = _in_dtype(block, dtype, files, names[layer])
             block = jax.device_put(block, part.sharding if device is None else device)
             part = _put(part, block, starts, axes)
             part.block_until_ready()  # otherwise blocks in transit would accumulate

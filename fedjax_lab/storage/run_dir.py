@@ -10,7 +10,7 @@ import hashlib
 import json
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -399,13 +399,7 @@ def plain_row(row: Mapping[str, Any]) -> dict[str, Any]:
     Args:
       row: {name: number, or list of numbers}.
     """
-
-    def plain(value):
-        if isinstance(value, list):
-            return [plain(part) for part in value]
-        return None if isinstance(value, float) and not math.isfinite(value) else value
-
-    return {key: plain(value) for key, value in row.items()}
+    return _converted(row, lambda value: None if _is_not_finite(value) else value)
 
 
 def stored_row(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -416,13 +410,11 @@ def stored_row(row: Mapping[str, Any]) -> dict[str, Any]:
     """
 
     def stored(value):
-        if isinstance(value, list):
-            return [stored(part) for part in value]
-        if isinstance(value, float) and math.isinf(value):
-            return str(value)
-        return None if value != value else value
+        if not _is_not_finite(value):
+            return value
+        return None if math.isnan(value) else str(value)
 
-    return {key: stored(value) for key, value in row.items()}
+    return _converted(row, stored)
 
 
 def restored_row(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -431,12 +423,18 @@ def restored_row(row: Mapping[str, Any]) -> dict[str, Any]:
     Args:
       row: {name: number, None, "inf", "-inf", or list of these}.
     """
+    meanings = {None: math.nan, "inf": math.inf, "-inf": -math.inf}
+    return _converted(row, lambda value: meanings.get(value, value))
 
-    def number(value):
-        if isinstance(value, list):
-            return [number(part) for part in value]
-        if value in ("inf", "-inf"):
-            return float(value)
-        return math.nan if value is None else value
 
-    return {key: number(value) for key, value in row.items()}
+def _converted(row: Mapping[str, Any], one: Callable[[Any], Any]) -> dict[str, Any]:
+    """Convert each number of a row, also in lists."""
+
+    def convert(value):
+        return [convert(part) for part in value] if isinstance(value, list) else one(value)
+
+    return {name: convert(value) for name, value in row.items()}
+
+
+def _is_not_finite(value: Any) -> bool:
+    return isinstance(value, float) and not math.isfinite(value)

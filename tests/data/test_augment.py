@@ -120,11 +120,21 @@ def test_a_constant_channel_of_float64_is_not_divided_by_its_rounding():
     np.testing.assert_allclose(std, [1.0, x[:, 1].std()], rtol=1e-12)
 
 
-def test_large_integers_keep_their_differences():
-    x = 1_600_000_000 + np.array([0, 10, 20, 30])
+@pytest.mark.parametrize(
+    ("x", "dtype"),
+    [
+        (1_600_000_000 + np.array([0, 10, 20, 30]), np.int64),
+        (4_200_000_000 + np.array([0, 7, 70_000, 3]), np.uint32),
+        (-1_600_000_000 + np.array([0, 10, -70_000, 30]), np.int32),
+        (np.array([-(2**31), 2**31 - 1, 2**30, 2**31 - 2]), np.int32),  # differences beyond 2^31
+    ],
+)
+def test_large_integers_keep_their_differences(x, dtype):
+    x = x.astype(dtype)
     train = data.Examples(x, np.zeros(4))
     found = data.preprocess(*data.normalization(train))(train, None).x
-    np.testing.assert_allclose(found, (x - x.mean()) / x.std(), rtol=1e-6)
+    wide = x.astype(np.float64)
+    np.testing.assert_allclose(found, (wide - wide.mean()) / wide.std(), rtol=1e-6)
 
 
 @pytest.mark.parametrize("shape", [(50,), (50, 6, 5), (50, 3), (50, 6, 5, 2)])

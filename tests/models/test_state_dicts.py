@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from fedjax_lab import models
+from fedjax_lab.models import pretrained
 from fedjax_lab.storage.saved_run import export_params, named_leaves
 
 SHAPES = {"conv": (5, 2, 3, 3), "out": (4, 180)}  # PyTorch's, of images [2, 8, 8]
@@ -126,6 +127,19 @@ def test_state_dicts_that_do_not_fit(changes, message):
     state = {name: a for name, a in (state_of() | changes).items() if a is not None}
     with pytest.raises(ValueError, match=message):
         models.load_state_dict(state, PARAMS, TABLE)
+
+
+@pytest.mark.parametrize("block", [pretrained.BLOCK_BYTES, 8])
+def test_numbers_beyond_the_dtype_of_a_leaf(block, monkeypatch):
+    """Read whole, or block by block: 65,504 is the largest number of float16."""
+    monkeypatch.setattr(pretrained, "BLOCK_BYTES", block)
+    params = {"a": {"kernel": jax.ShapeDtypeStruct((4, 3), np.float16)}}
+    table = models.torch_table(params, {"a": "a"})
+    state = {"a.weight": np.full((3, 4), 65504, "f4")}
+    assert (models.load_state_dict(state, params, table)["a"]["kernel"] == 65504).all()
+    state["a.weight"][1, 2] = 1e5
+    with pytest.raises(ValueError, match=r"'a\.weight' has a number that float16 does not hold"):
+        models.load_state_dict(state, params, table)
 
 
 def test_wrong_sources(tmp_path, monkeypatch):
