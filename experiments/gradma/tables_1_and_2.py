@@ -9,7 +9,7 @@ set, 500 to 2000 rounds, three seeds.
 
 import dataclasses
 
-from experiments.studies.study import Column, Method, Scale, Study, both_ways, columns, smoke
+from experiments.studies.study import Column, Method, Point, Scale, Study, both_ways, columns, smoke
 
 _LRS = {"client_lr": (0.1, 0.01, 0.001), "server_lr": (1.0, 0.1, 10.0)}
 _LR = {"client_lr": (0.1, 0.01, 0.001)}
@@ -43,6 +43,11 @@ METHODS = {
 _ON_TWO_CORES = ("FedAvg", "FedAvgM", "SCAFFOLD", "GradMA-W", "GradMA-S", "GradMA")
 _KEPT = "GradMA-W, x_-1 kept"
 _SIZES, _BATCH_NORM = {"weights": "examples"}, {"model_option": {"norm": "batch"}}
+
+
+def allowed(point: Point) -> bool:
+    """Whether a point of the grid is tried."""
+    return _SMALLEST < point["client_lr"] * point.get("server_lr", 1) < _LARGEST
 
 
 def table_setting(dataset, model, rounds, cohort_size=10):
@@ -137,6 +142,6 @@ are left out for all methods.""",
         # As many clients as the memory holds.
         "smoke": smoke(100, 5, _ON_TWO_CORES),
     },
-    allowed=lambda point: _SMALLEST < point["client_lr"] * point.get("server_lr", 1) < _LARGEST,
+    allowed=allowed,
     paper_head="paper, MNIST %",
 )  # fmt: skip
