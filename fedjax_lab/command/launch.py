@@ -18,6 +18,7 @@ from fedjax_lab.command.config_file import format_settings, is_yaml
 from fedjax_lab.command.distributed import join, leave
 from fedjax_lab.command.reports import print_tables
 from fedjax_lab.command.screen import print_rows
+from fedjax_lab.estimates import digits_of_megabytes
 from fedjax_lab.machine.atomic_files import new_file
 from fedjax_lab.simulation.history import SimulationResult
 from fedjax_lab.simulation.processes import Processes
@@ -270,12 +271,21 @@ def _facts(run: Any) -> list[list[str]]:
         *(scores if ERROR not in row else errors),
         ["test loss", _plain(number(row.get("test_loss")))],
         *([["perplexity", _plain(number(row["perplexity"]))]] if "perplexity" in row else []),
-        ["uplink, downlink", f"{row['bytes_up'] / 1e6:,.1f} MB, {row['bytes_down'] / 1e6:,.1f} MB"],
+        [
+            "uplink, downlink",
+            ", ".join(_megabytes(row[name]) for name in ("bytes_up", "bytes_down")),
+        ],
         ["gradients", f"{row['gradients']:,}"],
         ["compile, run", f"{run.compile_seconds:.1f} s, {run.seconds:.1f} s"],
         ["partition", run.config["partition"]["hash"]],
         ["run directory", str(run.path)],
     ]
+
+
+def _megabytes(size: float) -> str:
+    """Format a number of bytes in megabytes."""
+    megabytes = size / 1e6
+    return f"{megabytes:,.{digits_of_megabytes(megabytes)}f} MB"
 
 
 def _own_models(row: Mapping[str, Any]) -> list[list[str]]:

@@ -12,7 +12,7 @@ from typing import Any, Unpack
 
 import jax
 
-from fedjax_lab.checks import LAST_SEED, check_int, warn
+from fedjax_lab.checks import LAST_SEED, check_int
 from fedjax_lab.clients.model_axis import ParamsSharding
 from fedjax_lab.data import ClientTimes, FederatedArrays, FederatedStream
 from fedjax_lab.data.cohort import Schedule, ScheduleOptions, scheduled
@@ -31,7 +31,12 @@ from fedjax_lab.simulation.client_updates import ClientUpdates
 from fedjax_lab.simulation.computation import Computation, checked_state, params_of
 from fedjax_lab.simulation.debugging import debuggable
 from fedjax_lab.simulation.divergence import Watch
-from fedjax_lab.simulation.history import History, RunProgress, SimulationResult
+from fedjax_lab.simulation.history import (
+    History,
+    RunProgress,
+    SimulationResult,
+    warn_of_standstill,
+)
 from fedjax_lab.simulation.host_store import with_all_rows
 from fedjax_lab.simulation.loggers import Hook, Hooks, Profile, Progress
 from fedjax_lab.simulation.placement import Placement
@@ -243,8 +248,8 @@ def simulate(
         if not run_progress.diverged:
             run_log.checkpoint(run_progress.round, chunks, history.rows, last=True)
         processes.together(lambda: run_log.summarise(**run_progress.summary()))
-        if history.is_without_steps and run_progress.stopped is None:
-            warn("no client took a local step in this run; the model is the initial one.")
+        if run_progress.stopped is None:
+            warn_of_standstill([history])
     if stop.is_set() or run_progress.stopped == "interrupt":
         end_later_runs(stop.signal, this_call)
     return SimulationResult(

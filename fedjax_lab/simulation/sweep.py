@@ -52,7 +52,7 @@ from fedjax_lab.simulation.client_data import client_data_of, with_times
 from fedjax_lab.simulation.computation import Computation
 from fedjax_lab.simulation.debugging import debuggable
 from fedjax_lab.simulation.divergence import Watch
-from fedjax_lab.simulation.history import History
+from fedjax_lab.simulation.history import History, warn_of_standstill
 from fedjax_lab.simulation.loggers import Progress
 from fedjax_lab.simulation.placement import Placement
 from fedjax_lab.simulation.processes import Processes
@@ -217,6 +217,8 @@ def sweep(
             done.append(_Done(group, program.params, log.seconds, log.compile_seconds))
     if stop.is_set():
         end_later_runs(stop.signal, this_call)
+    else:
+        warn_of_standstill(histories)
     return _result(grid, histories, done, program.size, of_runs.client_map.name)
 
 
