@@ -1,4 +1,4 @@
-"""Traces a function once, where its results are needed more than once.
+"""Traces a function once, where its results are needed more than once; and says what it uses.
 
 ``jax.eval_shape`` traces a function for its shapes, and calling it traces it again. The local steps
 of a client are most of what there is to trace in a round.
@@ -8,7 +8,8 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-from jax.extend.core import jaxpr_as_fun
+from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
+from jax.interpreters.partial_eval import dce_jaxpr
 
 from fedjax_lab.types import PyTree
 
@@ -30,3 +31,12 @@ def trace_once(function: Callable[..., PyTree], *like: Any) -> tuple[Callable[..
         return jax.tree.unflatten(structure, jaxpr_as_fun(traced)(*leaves))
 
     return run, shapes
+
+
+def used_inputs(traced: ClosedJaxpr) -> list[bool]:
+    """Say of each input of a traced function whether a result depends on it.
+
+    Args:
+      traced: from ``jax.make_jaxpr``.
+    """
+    return dce_jaxpr(traced.jaxpr, [True] * len(traced.jaxpr.outvars))[1]

@@ -7,15 +7,15 @@ a loss are those that it passes to ``cross_entropy``, whatever it does with its 
 Axes: n examples, B examples of a mini-batch.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.ad_checkpoint import checkpoint_name
-from jax.extend.core import jaxpr_as_fun
+from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
+from fedjax_lab.machine.keys import is_key, seeded
 from fedjax_lab.types import PyTree
 
 Range = tuple[Any, Any]  # the least and the largest label
@@ -33,29 +33,23 @@ def mark_labels(number: int, labels: jax.Array) -> jax.Array:
 
 
 def check_labels(
-    run: Callable[[PyTree], Any], examples: PyTree, places: np.ndarray, batch_size: int
+    traced: ClosedJaxpr, examples: PyTree, places: np.ndarray, batch_size: int
 ) -> None:
-    """Check that each label that ``run`` compares with logits has a logit.
+    """Check that each label that a function compares with logits has a logit.
 
-    ``run`` is traced with one mini-batch, and only its labels are computed. Labels marked inside
-    another program, such as a jitted function that ``run`` calls, are not checked.
+    Only the labels are computed. Labels marked inside another program, such as a jitted function
+    that the traced one calls, are not checked.
 
     Args:
-      run: examples [B, ...] -> anything; a loss, or a function that counts.
+      traced: the function, a loss or one that counts, traced with a mini-batch of ``batch_size``
+        examples and then with anything on which no label depends.
       examples: pytree [n, ...] of arrays; or of shapes, if no label depends on values.
       places: int [m], the examples to check.
-      batch_size: B.
+      batch_size: B, at most m.
 
     Raises:
       ValueError: a label is out of range.
     """
-    size = min(batch_size, len(places))
-    rows = np.resize(places, (-(-len(places) // size), size)).astype(np.int32)
-
-    def one(leaf):
-        return jax.ShapeDtypeStruct((size, *leaf.shape[1:]), leaf.dtype)
-
-    traced = jax.make_jaxpr(run)(jax.tree.map(one, examples))
     marks = [
         operation
         for operation in traced.jaxpr.eqns
@@ -68,6 +62,7 @@ def check_labels(
     arrays = jax.tree.leaves(examples)
     found = _ranges_of_inputs(traced.jaxpr, arrays, places)
     if found is None:
+        rows = np.resize(places, (-(-len(places) // batch_size), batch_size)).astype(np.int32)
         found = _computed_ranges(_needed(traced), arrays, rows)
     for mark, (lowest, highest) in zip(marks, found, strict=True):
         number = int(mark.params["name"].removeprefix(_MARK))
@@ -80,7 +75,8 @@ def check_labels(
 
 def _ranges_of_inputs(jaxpr: Any, arrays: list[Any], places: np.ndarray) -> list[Range] | None:
     """Compute the ranges of labels that are inputs, without a program; None for other labels."""
-    inputs = {id(variable): array for variable, array in zip(jaxpr.invars, arrays, strict=True)}
+    of_batch = jaxpr.invars[: len(arrays)]
+    inputs = {id(variable): array for variable, array in zip(of_batch, arrays, strict=True)}
     labels = [inputs.get(id(variable)) for variable in jaxpr.outvars]
     if not all(_is_at_hand(array) for array in labels):
         return None
@@ -109,6 +105,7 @@ def _needed(traced: Any) -> Any:
 def _computed_ranges(traced: Any, leaves: list[Any], rows: np.ndarray) -> list[Range]:
     """Compute the ranges of labels that a program derives from mini-batches of examples."""
     labels_from = jaxpr_as_fun(traced)
+    others = [variable.aval for variable in traced.jaxpr.invars[len(leaves) :]]
     given = [not isinstance(leaf, jax.ShapeDtypeStruct) for leaf in leaves]
     size = rows.shape[1]
 
@@ -116,12 +113,14 @@ def _computed_ranges(traced: Any, leaves: list[Any], rows: np.ndarray) -> list[R
     def ranges(arrays, rows):
         known = iter(arrays)
 
+        blank = [_blank(like) for like in others]
+
         def of_batch(rows):
             batch = [
                 next(known)[rows] if is_given else jnp.zeros((size, *leaf.shape[1:]), leaf.dtype)
                 for leaf, is_given in zip(leaves, given, strict=True)
             ]
-            return [(labels.min(), labels.max()) for labels in labels_from(*batch)]
+            return [(labels.min(), labels.max()) for labels in labels_from(*batch, *blank)]
 
         return jax.lax.map(of_batch, rows)
 
@@ -129,3 +128,10 @@ def _computed_ranges(traced: Any, leaves: list[Any], rows: np.ndarray) -> list[R
     with jax.ensure_compile_time_eval():
         found = jax.device_get(ranges(arrays, rows))
     return [(lowest.min(), highest.max()) for lowest, highest in found]
+
+
+def _blank(like: Any) -> jax.Array:
+    """Return zeros, or keys, of a shape; nothing depends on the values."""
+    if is_key(like):
+        return jnp.broadcast_to(seeded(0), like.shape)
+    return jnp.zeros(like.shape, like.dtype)

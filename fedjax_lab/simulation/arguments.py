@@ -13,8 +13,9 @@ from fedjax_lab.checks import MOST_ROUNDS, check_int, warn
 from fedjax_lab.clients.metrics import apply_loss, with_constants, with_frozen_weights
 from fedjax_lab.data import FederatedArrays, FederatedStream
 from fedjax_lab.data.heterogeneity import targets_of
-from fedjax_lab.machine.keys import is_key, seeded
+from fedjax_lab.machine.keys import seeded
 from fedjax_lab.machine.target import tracing_with
+from fedjax_lab.machine.trace_once import used_inputs
 from fedjax_lab.models.label_checks import check_labels
 from fedjax_lab.round import Algorithm, check_algorithm
 from fedjax_lab.storage.run_dir import CLIENTS
@@ -198,7 +199,7 @@ def check_labels_of(
     examples: PyTree,
     batch_size: int,
     places: np.ndarray | None = None,
-) -> None:
+) -> bool:
     """Check that the labels that a function compares with logits are in range.
 
     Args:
@@ -208,28 +209,33 @@ def check_labels_of(
       batch_size: B.
       places: int [m], the examples to check; None: all.
 
+    Returns:
+      Whether the function's results depend on the params.
+
     Raises:
       ValueError: a label is out of range.
     """
     if places is None:
         places = np.arange(jax.tree.leaves(examples)[0].shape[0])
-
-    def run(batch):
-        return function(_blank(params), batch, _blank(frozen))
-
+    size = min(batch_size, len(places))
+    batch = jax.tree.map(lambda x: jax.ShapeDtypeStruct((size, *x.shape[1:]), x.dtype), examples)
+    shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), (params, frozen))
     with tracing_with("lax"):  # operations as they are written are the easiest to follow
-        check_labels(run, examples, places, batch_size)
+        traced = jax.make_jaxpr(lambda batch, of: function(of[0], batch, of[1]))(batch, shapes)
+    check_labels(traced, examples, places, size)
+    first, number = len(jax.tree.leaves(batch)), len(jax.tree.leaves(params))
+    return any(used_inputs(traced)[first : first + number])
 
 
-def check_training_labels(
+def check_loss(
     algorithm: Algorithm,
     params: Params,
     clients: FederatedArrays | FederatedStream,
     batch_size: int,
 ) -> None:
-    """Check the labels of all clients' examples, if the method's loss is known.
+    """Check a method's loss, if it is known: the labels of all clients, and that it uses params.
 
-    Only the targets of a stream are read.
+    Only the targets of a stream are read. A loss that does not use its params is warned of.
 
     Args:
       algorithm: the method.
@@ -260,15 +266,9 @@ def check_training_labels(
         return apply_loss(own, params, batch, seeded(0))
 
     held = np.asarray(clients.indices)
-    check_labels_of(run, params, algorithm.frozen, examples, batch_size, held)
-
-
-def _blank(values: PyTree) -> PyTree:
-    """Replace values that no label depends on by zeros."""
-
-    def zeros(leaf):
-        if is_key(leaf):
-            return jnp.broadcast_to(seeded(0), leaf.shape)
-        return jnp.zeros(leaf.shape, leaf.dtype)
-
-    return jax.tree.map(zeros, values)
+    if not check_labels_of(run, params, algorithm.frozen, examples, batch_size, held):
+        warn(
+            f"the losses of {algorithm.name} do not depend on its params, which no step can "
+            "improve: loss_fn(params, examples, key) has to use the params that it is given. Does "
+            "it close over others, or has the model no place for these (adapters)?"
+        )

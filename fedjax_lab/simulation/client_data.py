@@ -21,7 +21,7 @@ from fedjax_lab.data.streams import replace_index
 from fedjax_lab.machine.keys import seeded
 from fedjax_lab.round import Algorithm
 from fedjax_lab.simulation.arguments import (
-    check_training_labels,
+    check_loss,
     warn_of_nonfinite_data,
     warn_of_statistics,
 )
@@ -103,7 +103,7 @@ class ClientData:
 
     def _check_model(self, run: Computation, clients: FederatedArrays | FederatedStream) -> None:
         warn_of_statistics(run.params)
-        check_training_labels(run.algorithm, run.params, clients, run.schedule.batch_size)
+        check_loss(run.algorithm, run.params, clients, run.schedule.batch_size)
 
     def record(self) -> dict[str, Any]:
         """Return the entries of config.json."""

@@ -85,26 +85,16 @@ class History:
         self.guarantees = guarantees
         self._traffic = algorithm.traffic(params)
         self._gradients_per_step = algorithm.gradients_per_step
-        self._shares_all = algorithm.personal is None  # else the shared part may be empty
         self._totals: dict[str, float] = dict.fromkeys(("bytes_up", "bytes_down", "gradients"), 0)
         if counts_nonfinite:
             self._totals["nonfinite_clients"] = 0
         self.go_on_from(rows)
 
     @property
-    def standstill(self) -> str:
-        """Why no client's model has moved in the run, a sentence for a warning; "": one has."""
+    def is_without_steps(self) -> bool:
+        """Whether no client has taken a step, though none was left out as not finite."""
         last = self.rows[-1] if self.rows else {}
-        if last.get("gradients") == 0 and not last.get("nonfinite_clients"):
-            return "no client took a local step in this run; the model is the initial one."
-        norms = {row.get("delta_norm", np.nan) for row in self.rows}
-        if self._shares_all and {norm for norm in norms if not np.isnan(norm)} == {0.0}:
-            return (
-                "no client's model moved in this run. Either client_lr is 0, or loss_fn does not "
-                "use the params that it is given (a model that closes over others, or has no place "
-                "for adapters)."
-            )
-        return ""
+        return last.get("gradients") == 0 and not last.get("nonfinite_clients")
 
     def go_on_from(self, rows: Sequence[Row]) -> None:
         """Begin with the rows of earlier calls, from whose totals the new rows count on.
@@ -194,15 +184,16 @@ class History:
         return {**row, **self._totals}
 
 
-def warn_of_standstill(histories: Sequence[History]) -> None:
-    """Warn if no client's model has moved in a run, once for each reason.
+def warn_without_steps(histories: Sequence[History]) -> None:
+    """Warn of runs in which no client has taken a local step.
 
     Args:
       histories: of runs that have ended; those without rows do not count.
     """
-    reasons = [history.standstill for history in histories if history.rows]
-    for reason in sorted({*reasons} - {""}):
-        warn(reason if len(set(reasons)) == 1 else f"in some runs, {reason}")
+    still = [history.is_without_steps for history in histories if history.rows]
+    if any(still):
+        where = "in this run" if len(still) == 1 else f"in {sum(still)} of {len(still)} runs"
+        warn(f"no client took a local step {where}; the model is the initial one.")
 
 
 class RunProgress:

@@ -35,7 +35,7 @@ from fedjax_lab.simulation.history import (
     History,
     RunProgress,
     SimulationResult,
-    warn_of_standstill,
+    warn_without_steps,
 )
 from fedjax_lab.simulation.host_store import with_all_rows
 from fedjax_lab.simulation.loggers import Hook, Hooks, Profile, Progress
@@ -249,7 +249,7 @@ def simulate(
             run_log.checkpoint(run_progress.round, chunks, history.rows, last=True)
         processes.together(lambda: run_log.summarise(**run_progress.summary()))
         if run_progress.stopped is None:
-            warn_of_standstill([history])
+            warn_without_steps([history])
     if stop.is_set() or run_progress.stopped == "interrupt":
         end_later_runs(stop.signal, this_call)
     return SimulationResult(

@@ -45,14 +45,14 @@ from fedjax_lab.round import Algorithm
 from fedjax_lab.simulation.arguments import (
     check_functions,
     check_lengths,
+    check_loss,
     check_simulate,
-    check_training_labels,
 )
 from fedjax_lab.simulation.client_data import client_data_of, with_times
 from fedjax_lab.simulation.computation import Computation
 from fedjax_lab.simulation.debugging import debuggable
 from fedjax_lab.simulation.divergence import Watch
-from fedjax_lab.simulation.history import History, warn_of_standstill
+from fedjax_lab.simulation.history import History, warn_without_steps
 from fedjax_lab.simulation.loggers import Progress
 from fedjax_lab.simulation.placement import Placement
 from fedjax_lab.simulation.processes import Processes
@@ -173,7 +173,7 @@ def sweep(
     first = grid.of_points[0]
     clients = with_times(clients, times, first.algorithm, first.params)
     client_data = client_data_of(first, clients, Processes())
-    check_training_labels(first.algorithm, first.params, client_data.clients, batches.batch_size)
+    check_loss(first.algorithm, first.params, client_data.clients, batches.batch_size)
     histories = grid.histories(client_data.clients)
     run_of = lambda **point: run_with(build(**point))  # noqa: E731
     data = (client_data.clients, jax.tree.map(jnp.asarray, first.frozen))
@@ -218,7 +218,7 @@ def sweep(
     if stop.is_set():
         end_later_runs(stop.signal, this_call)
     else:
-        warn_of_standstill(histories)
+        warn_without_steps(histories)
     return _result(grid, histories, done, program.size, of_runs.client_map.name)
 
 

@@ -15,7 +15,7 @@ from fedjax_lab.machine.keys import seeded
 from fedjax_lab.round import Algorithm
 from fedjax_lab.simulation.computation import Computation
 from fedjax_lab.simulation.divergence import Watch
-from fedjax_lab.simulation.history import History, warn_of_standstill
+from fedjax_lab.simulation.history import History, warn_without_steps
 from fedjax_lab.simulation.placement import Placement
 from fedjax_lab.simulation.sweep_program import Program, RunGroup
 from fedjax_lab.simulation.sweep_result import Point
@@ -107,7 +107,7 @@ class Candidates:
                 self._program, rounds, self._step
             ):
                 pass
-            warn_of_standstill(histories)
+            warn_without_steps(histories)
             after = jax.tree.leaves(self._program.saved())
             for i, candidate in enumerate(group):
                 scores = [*candidate.recent, *(row["score"] for row in histories[i].rows)]

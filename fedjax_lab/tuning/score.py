@@ -6,10 +6,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.interpreters.partial_eval import dce_jaxpr
 
 from fedjax_lab.clients.metrics import apply_loss, needs_constants, with_frozen_weights
 from fedjax_lab.machine.keys import seeded
+from fedjax_lab.machine.trace_once import used_inputs
 from fedjax_lab.round import Algorithm
 from fedjax_lab.types import LossFn, Params, PyTree
 
@@ -81,9 +81,7 @@ def evaluation_key(algorithm: Algorithm, params: Params, examples: PyTree) -> tu
     except Exception:  # of the caller's own function; it is called with a key next
         pass
     key = seeded(0)
-    traced = jax.make_jaxpr(losses)(params, rows, key)
-    _, used = dce_jaxpr(traced.jaxpr, [True])
-    return key, not used[-1]
+    return key, not used_inputs(jax.make_jaxpr(losses)(params, rows, key))[-1]
 
 
 def warning_of(names: Sequence[str]) -> str:

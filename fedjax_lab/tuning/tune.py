@@ -22,7 +22,7 @@ from fedjax_lab.data.streams import check_resident
 from fedjax_lab.machine.keys import seeded
 from fedjax_lab.machine.program_cache import keep_by_default
 from fedjax_lab.round import Algorithm, check_algorithm
-from fedjax_lab.simulation.arguments import check_simulate
+from fedjax_lab.simulation.arguments import check_loss, check_simulate
 from fedjax_lab.simulation.client_data import record_times, with_times
 from fedjax_lab.simulation.debugging import debuggable
 from fedjax_lab.simulation.evaluate import build_evaluation
@@ -143,6 +143,11 @@ def tune(
             f"score is {score!r}; it must be None (the loss) or a function (params, examples) -> "
             "scores [B], such as lambda p, e: models.accuracy_counts(model.apply)(p, e)[0]."
         )
+    if score is None and mode == "max":
+        raise ValueError(
+            "mode is 'max' and score None: the score is then the loss, of which less is better. "
+            "Give a score, or leave mode at 'min'."
+        )
     check_int("average", average, minimum=1)
     check_sampler(sampler)
     check_resident(clients, "tune")
@@ -168,6 +173,7 @@ def tune(
     timed = {name: with_times(train, times, first, params) for name, first in firsts.items()}
     for name, first in firsts.items():
         guarantees(first, how, timed[name])  # what no run could account for is refused
+        check_loss(first, params, timed[name], how.batch_size)
     settings = _settings(spaces, firsts, params, (train, held), how, seeds, score)
     if times is not None:
         settings["times"] = {name: record_times(clients) for name, clients in timed.items()}
@@ -178,7 +184,7 @@ def tune(
         [a.gradients_per_step for a in firsts.values()], rounds, budget, finalists, len(seeds)
     )
     trials: list[Trial] = []
-    step = rungs_of_methods[0].rounds[0]  # divides all rungs, so that one program is enough
+    step = rungs_of_methods[0].rounds[0]  # of all rungs' chunks, so that one program is enough
     common = (params, seeds, mode, step, average)
     for (name, build), rungs in zip(methods.items(), rungs_of_methods, strict=True):
         evaluate = build_evaluation(counts[name], held)

@@ -9,7 +9,7 @@ import pytest
 
 from fedjax_lab import algorithms, data, models, simulate, sweep, with_frozen
 from fedjax_lab.models.losses import cross_entropy
-from fedjax_lab.simulation.arguments import check_training_labels
+from fedjax_lab.simulation.arguments import check_loss
 from fedjax_lab.simulation.evaluate import build_client_evaluation
 from tests.tiers import few
 
@@ -81,7 +81,7 @@ def test_the_check_of_labels_as_they_are_compiles_nothing():
     on_device = clients()
     jax.monitoring.register_event_duration_secs_listener(listen)
     try:
-        check_training_labels(METHODS["plain"], PARAMS, on_device, batch_size=4)
+        check_loss(METHODS["plain"], PARAMS, on_device, batch_size=4)
         assert not any(compiled)
         jax.jit(lambda x: x + 1)(0)
         assert any(compiled)

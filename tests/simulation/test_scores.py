@@ -2,12 +2,11 @@
 
 import functools
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_lab import algorithms, build_evaluation, data, plan, sweep
+from fedjax_lab import algorithms, build_evaluation, data, plan, sweep, tune
 from fedjax_lab.simulation.evaluate import build_client_evaluation
 from tests.simulation.test_run import FEDAVG, first_params, loss_fn, make_clients, run
 
@@ -104,17 +103,36 @@ def test_rates_below_zero_and_runs_without_a_step_are_told():
 
 
 def test_a_loss_that_does_not_use_its_params_is_told():
+    others = first_params()
+
     def deaf(params, examples, key):
-        return loss_fn(jax.lax.stop_gradient(params), examples, key)
+        return loss_fn(others, examples, key)
 
     build = functools.partial(algorithms.fedavg, deaf)
-    with pytest.warns(UserWarning, match=r"^no client's model moved in this run.*loss_fn does not"):
+    told = "^the losses of fedavg do not depend on its params"
+    with pytest.warns(UserWarning, match=told):
         run(build(client_lr=0.1), rounds=2)
     clients, params = make_clients(), first_params()
     options = {"rounds": 2, "batch_size": 2, "cohort_size": 2, "local_steps": 1}
-    with pytest.warns(UserWarning, match="^no client's model moved"):
+    with pytest.warns(UserWarning, match=told):
         sweep(build, params, clients, points=[{"client_lr": 0.1}], seeds=[0], **options)
-    rates = [{"client_lr": rate} for rate in (0.0, 0.1)]
-    of_rates = functools.partial(algorithms.fedavg, loss_fn)
-    with pytest.warns(UserWarning, match="^in some runs, no client's model moved"):
-        sweep(of_rates, params, clients, points=rates, seeds=[0], **options)
+    options |= {"budget": 2, "seeds": [0], "score": lambda params, e: jnp.ones(e.y.shape[0])}
+    with pytest.warns(UserWarning, match=told):
+        tune({"a": build}, {"client_lr": [0.1, 0.2]}, params, clients, **options)
+
+
+def test_a_sweep_without_a_step_is_told():
+    slow = data.Devices(step_time=1.0, time_budget=0.5)
+    with pytest.warns(UserWarning, match="no client took a local step in 2 of 2 runs"):
+        sweep(
+            functools.partial(algorithms.fedavg, loss_fn),
+            first_params(),
+            make_clients(),
+            points=[{"client_lr": 0.1}],
+            seeds=[0, 1],
+            rounds=2,
+            batch_size=2,
+            cohort_size=2,
+            local_steps=1,
+            devices=slow,
+        )
