@@ -40,7 +40,7 @@ def first_estimates(
     """Build a method's first exchange, before the local steps of its first round.
 
     The server state has ``params`` and ``started``, a bool; () there says that the exchange was
-    made before the run, so that no round computes anything for it.
+    made before the run, by somebody for certain, so that no round computes anything for it.
 
     Args:
       gradient: taken over all valid examples of the round.
@@ -88,7 +88,8 @@ def take_first_estimates(
       first_exchange: phase that ``first_estimates`` returned.
       server, clients: the method's state before.
       num_clients: N.
-      batch: round 0's batch. None: the server stays as it is, and the first round takes them.
+      batch: round 0's batch. None: the server stays as it is, and the first round takes them; so
+        does a later one if nobody takes part in this batch.
     """
     if batch is None:
         return server
@@ -96,4 +97,6 @@ def take_first_estimates(
     alone = Algorithm(
         "first_estimates", lambda params, n, batch: (server, clients), (first_exchange,)
     )
-    return alone.round_fn(state, batch)[0].server._replace(started=())
+    server = alone.round_fn(state, batch)[0].server
+    is_certain = batch.participates is None and batch.num_steps is None  # that somebody takes part
+    return server._replace(started=()) if is_certain else server

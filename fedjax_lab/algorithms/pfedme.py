@@ -19,7 +19,8 @@ Down d, up d, client state d; a step takes ``inner_steps`` gradients. Client i u
 the paper asks of θ̃ a gradient below ν; here it is a fixed number of steps of rate
 ``personal_lr``, as in its experiments, which start at the last θ: in a client's first step of a
 round at that of its row, so that an absent client's model is taken up where it was left. Weights
-are the batch's. A ``step_transform`` acts on λ (w - θ).
+are the batch's. A ``gradient_transform`` takes part in each step of θ and keeps its state between
+them; a ``step_transform`` acts on λ (w - θ).
 """
 
 from typing import Unpack
@@ -73,15 +74,21 @@ def pfedme(
         weight, rate = (at_round(value, batch.round) for value in (prox_weight, personal_lr))
 
         def away_from_theta(w, step):
-            def nearer(theta):
-                g, report = training.gradient(theta, step)
+            def nearer(theta, transform_state):
+                now = step._replace(transform_state=transform_state)
+                g, report = training.gradient(theta, now)
                 pulled = tree.add_scaled(g, weight, tree.subtract(theta, w))
                 return tree.descend(theta, rate, pulled), report
 
-            theta, report = nearer(step.memory)
-            theta = jax.lax.fori_loop(1, inner_steps, lambda _, t: nearer(t)[0], theta)
+            def again(_, carry):
+                theta, report = nearer(*carry)
+                return theta, report.transform_state
+
+            theta, report = nearer(step.memory, step.transform_state)
+            carry = theta, report.transform_state
+            theta, transform_state = jax.lax.fori_loop(1, inner_steps, again, carry)
             away = tree.scale(tree.subtract(w, theta), weight)
-            return away, report._replace(memory=theta)
+            return away, report._replace(memory=theta, transform_state=transform_state)
 
         local = training.steps(x, batch, away_from_theta, memory=theta)
         return {"delta": tree.subtract(x, local.params)}, local.memory, local.report

@@ -51,7 +51,7 @@ def test_init_takes_the_first_rounds_estimates(x64):
     ends = []
     for batch in (None, to_batch(drawn[0][1], 0)):
         state = begin(algorithm, initial_params(), batch)
-        assert isinstance(state.server.started, tuple) == (batch is not None)
+        assert state.server.started == (batch is not None)
         moved = np.abs(flat(algorithm.params(state)) - flat(initial_params())).max()
         assert (moved > 1e-3) == (batch is not None)
         state, _ = run_rounds(build_round(algorithm, "vmap"), state, drawn)
@@ -71,11 +71,11 @@ def test_first_estimates_wait_for_somebody():
     jax.tree.map(np.testing.assert_array_equal, start, state)
     state, _ = round_fn(state, to_batch(drawn[1][1], 1))
     assert state.server.started
-    # From a batch without anybody the estimates are 0, and the run goes on from there.
-    state = begin(algorithm, initial_params(), to_batch(drawn[0][1], 0))
-    np.testing.assert_array_equal(flat(algorithm.params(state)), flat(initial_params()))
-    state, _ = run_rounds(algorithm.round_fn, state, drawn)
-    assert np.isfinite(flat(algorithm.params(state))).all()
+    # From a batch without anybody the run starts in the same way.
+    given = begin(algorithm, initial_params(), to_batch(drawn[0][1], 0))
+    jax.tree.map(np.testing.assert_array_equal, start, given)
+    given, _ = run_rounds(algorithm.round_fn, given, drawn[:2])
+    jax.tree.map(np.testing.assert_array_equal, state, given)
 
 
 def primitives(jaxpr):
@@ -110,7 +110,7 @@ def test_later_rounds_do_not_compute_first_estimates(client_map):
 
 
 def test_a_first_exchange_that_is_over_is_left_out_with_the_same_bits():
-    batch = to_batch(draw(1)[0][1], 0)
+    batch = to_batch(draw(1)[0][1], 0)._replace(participates=None, num_steps=None)
     algorithm = algorithms.fafed(loss_fn, **OPTIONS)
     first, steps = algorithm.phases
 

@@ -18,7 +18,7 @@ from fedjax_lab import (
     with_secure_aggregation,
 )
 from fedjax_lab.clients.leaves import WORDS, split
-from fedjax_lab.types import ClientBatch, Cohort
+from fedjax_lab.types import ClientBatch, Cohort, CohortBatch
 from fedjax_lab.wrappers import client_params
 from tests.algorithms.cases import N
 from tests.algorithms.cases.personal import CASES
@@ -323,3 +323,30 @@ def exp_step(deltas, weights):
 def test_fedexps_step_at_the_edges(deltas, weights, step):
     found = exp_step(jnp.asarray(deltas, float), jnp.asarray(weights, float))
     assert float(found) == pytest.approx(step, rel=1e-4)
+
+
+def test_pfedme_keeps_the_state_of_a_gradient_transform_between_inner_steps(x64):
+    pull, personal_lr, client_lr, decay, target = 2.0, 0.1, 0.05, 0.9, np.array([1.0, -2.0])
+    algorithm = a.pfedme(
+        lambda params, examples, key: 0.5 * jnp.square(params[None] - examples).sum(-1),
+        client_lr=client_lr,
+        prox_weight=pull,
+        personal_lr=personal_lr,
+        inner_steps=3,
+        gradient_transform=optax.trace(decay),
+    )
+    batch = CohortBatch(
+        client_ids=jnp.zeros(1, jnp.int32),
+        examples=jnp.broadcast_to(jnp.asarray(target), (1, 2, 4, 2)),  # two local steps
+        key=jax.random.key(0),
+        round=jnp.int32(0),
+    )
+    state, _ = algorithm.round_fn(algorithm.init(jnp.zeros(2), 1), batch)
+    w, theta, momentum = np.zeros(2), np.zeros(2), np.zeros(2)
+    for _ in range(2):
+        for _ in range(3):
+            momentum = theta - target + decay * momentum
+            theta = theta - personal_lr * (momentum + pull * (theta - w))
+        w = w - client_lr * pull * (w - theta)
+    np.testing.assert_allclose(algorithm.params(state), w, rtol=0, atol=1e-12)
+    np.testing.assert_allclose(client_params(algorithm, state, 0), theta, rtol=0, atol=1e-12)
