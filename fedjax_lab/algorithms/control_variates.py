@@ -30,7 +30,7 @@ import jax
 
 from fedjax_lab import tree
 from fedjax_lab.algorithms.factory import Common, LocalGradient, LocalTraining, factory
-from fedjax_lab.algorithms.hyper import check_mean_from
+from fedjax_lab.algorithms.hyper import check_mean_from, check_unused
 from fedjax_lab.algorithms.server import ServerSGD
 from fedjax_lab.checks import check_choice
 from fedjax_lab.clients.costs import Costs
@@ -90,6 +90,8 @@ def scaffold(
         round's examples; "II": the mean of the gradients that the local steps saw.
     """
     check_choice("control_update", control_update, ("I", "II"))
+    if control_update == "I":
+        check_unused("mean_from", mean_from, "gradients", "control_update 'I'")
     training = LocalTraining(loss_fn, **common)
     return correct_drift(
         "scaffold", training, training.local_gradient, server_lr, control_update, mean_from

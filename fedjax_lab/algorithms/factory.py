@@ -242,19 +242,9 @@ def factory(build: Factory) -> Factory:
 
     @functools.wraps(build)
     def wrapper(*args, **kwargs):
-        for name in kwargs.keys() - signature.parameters.keys():
-            known = list(signature.parameters)
-            raise unknown(build.__name__, name, known, hint_of(build, name, known))
-        try:
-            given = signature.bind(*args, **kwargs)
-        except TypeError as error:
-            raise TypeError(f"{build.__name__}() {error}") from None
-        check_flags(signature.parameters, given.arguments)
-        given.apply_defaults()
-        if "loss_fn" in given.arguments:
-            _check_loss(build.__name__, given.arguments["loss_fn"])
+        given = _bound(build, signature, args, kwargs)
         if takes_common:
-            check_lrs(**{name: given.arguments[name] for name in _RATES if name in given.arguments})
+            _check_lrs_of(given)
         described = {
             name: str(value) if getattr(value, "recorded_as_text", False) else describe(value)
             for name, value in given.arguments.items()
@@ -275,10 +265,54 @@ def factory(build: Factory) -> Factory:
         )
 
     if takes_common:
-        show(wrapper, signature)
-        if build.__doc__:
-            wrapper.__doc__ = _with_shared(build.__doc__, signature)
+        _show_common(wrapper, signature)
     return wrapper  # type: ignore[return-value]
+
+
+def takes_common(function: Factory) -> Factory:
+    """Let a function with ``**common`` that is no factory check and show its arguments like one.
+
+    Args:
+      function: own arguments, ``**common`` -> anything.
+    """
+    signature = _with_common(inspect.signature(function))
+
+    @functools.wraps(function)
+    def wrapper(*args, **kwargs):
+        given = _bound(function, signature, args, kwargs)
+        _check_lrs_of(given)
+        return function(*given.args, **given.kwargs)
+
+    _show_common(wrapper, signature)
+    return wrapper  # type: ignore[return-value]
+
+
+def _bound(
+    function: Callable[..., Any], signature: inspect.Signature, args: Any, kwargs: Any
+) -> inspect.BoundArguments:
+    """Check the names of arguments, flags and the loss; return all arguments."""
+    for name in kwargs.keys() - signature.parameters.keys():
+        known = list(signature.parameters)
+        raise unknown(function.__name__, name, known, hint_of(function, name, known))
+    try:
+        given = signature.bind(*args, **kwargs)
+    except TypeError as error:
+        raise TypeError(f"{function.__name__}() {error}") from None
+    check_flags(signature.parameters, given.arguments)
+    given.apply_defaults()
+    if "loss_fn" in given.arguments:
+        _check_loss(function.__name__, given.arguments["loss_fn"])
+    return given
+
+
+def _check_lrs_of(given: inspect.BoundArguments) -> None:
+    check_lrs(**{name: given.arguments[name] for name in _RATES if name in given.arguments})
+
+
+def _show_common(wrapper: Callable[..., Any], signature: inspect.Signature) -> None:
+    show(wrapper, signature)
+    if wrapper.__doc__:
+        wrapper.__doc__ = _with_shared(wrapper.__doc__, signature)
 
 
 def _reporting_rates(phases: tuple[Phase, ...], given: Mapping[str, Any]) -> tuple[Phase, ...]:

@@ -23,7 +23,7 @@ import dataclasses
 from typing import Unpack
 
 from fedjax_lab import tree
-from fedjax_lab.algorithms.factory import Common, LocalTraining, factory
+from fedjax_lab.algorithms.factory import Common, LocalTraining, factory, takes_common
 from fedjax_lab.algorithms.hyper import at_round, check_lrs
 from fedjax_lab.algorithms.server import ParamsServer, broadcast_params
 from fedjax_lab.checks import check_choice, check_int
@@ -35,7 +35,8 @@ from fedjax_lab.clients.leaves import (
     one_after_the_other,
     split,
 )
-from fedjax_lab.round import Algorithm, Phase
+from fedjax_lab.descriptions import describe
+from fedjax_lab.round import Algorithm, Phase, check_algorithm
 from fedjax_lab.types import LossFn, Personal, Scalar, ScalarOrSchedule
 
 SYMBOLS = {"tau_f": "fine_tune_steps"}
@@ -114,6 +115,7 @@ def fedbabu(
     )
 
 
+@takes_common
 def with_fine_tuning(
     algorithm: Algorithm, loss_fn: LossFn, *, steps: int, **common: Unpack[Common]
 ) -> Algorithm:
@@ -130,14 +132,18 @@ def with_fine_tuning(
     Raises:
       TypeError, ValueError: an argument is wrong, or the method fine-tunes already.
     """
+    check_algorithm(algorithm)
     check_int("steps", steps, minimum=1)
     training = LocalTraining(loss_fn, **common)
     personal = algorithm.personal or Personal(lambda state, client: algorithm.params(state))
     if personal.fine_tune is not None:
         raise ValueError(f"algorithm is {algorithm.name}, whose clients fine-tune already.")
+    own = {"steps": steps, **{name.removeprefix("client_"): v for name, v in common.items()}}
+    record = {f"fine_tune_{name}": describe(v) for name, v in own.items() if v is not None}
     return dataclasses.replace(
         algorithm,
         name=f"{algorithm.name}+fine_tuned",
+        hyperparameters={**algorithm.hyperparameters, **record},
         personal=personal._replace(
             fine_tune=lambda params, batch: training.steps(params, batch).params, steps=steps
         ),

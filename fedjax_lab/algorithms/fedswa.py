@@ -34,7 +34,7 @@ import jax.numpy as jnp
 from fedjax_lab import tree
 from fedjax_lab.algorithms.control_variates import Controls
 from fedjax_lab.algorithms.factory import Common, LocalTraining, factory
-from fedjax_lab.algorithms.hyper import at_round, check_lrs
+from fedjax_lab.algorithms.hyper import at_round, check_lrs, check_unused
 from fedjax_lab.algorithms.server import ParamsServer, ServerSGD, broadcast_params
 from fedjax_lab.checks import check_choice, check_scalar_or_schedule
 from fedjax_lab.clients.store import zero_row_per_client
@@ -71,6 +71,8 @@ class MomentumControls:
         check_scalar_or_schedule("momentum", self.momentum, maximum=1.0)
         check_choice("control_update", self.update, ("I", "II"))
         check_choice("control_divisor", self.divisor, ("sum", "trapezoid"))
+        if self.update == "I":
+            check_unused("control_divisor", self.divisor, "sum", "control_update 'I'")
 
 
 @factory

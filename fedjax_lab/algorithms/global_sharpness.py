@@ -41,7 +41,7 @@ import jax.numpy as jnp
 
 from fedjax_lab import tree
 from fedjax_lab.algorithms.factory import Common, LocalTraining, factory
-from fedjax_lab.algorithms.hyper import at_round, is_plain_zero
+from fedjax_lab.algorithms.hyper import at_round, check_unused, is_plain_zero
 from fedjax_lab.checks import check_choice, check_scalar_or_schedule
 from fedjax_lab.clients.costs import Costs
 from fedjax_lab.clients.store import zero_row_per_client
@@ -134,6 +134,10 @@ def fedlesam(
     check_scalar_or_schedule("prox_weight", prox_weight)
     check_scalar_or_schedule("correction_weight", correction_weight)
     check_choice("variant", variant, ("base", "S", "D"))
+    if variant != "D":
+        check_unused("prox_weight", prox_weight, 0.1, f"variant {variant!r}")
+    if variant != "S":
+        check_unused("correction_weight", correction_weight, 1.0, f"variant {variant!r}")
     check_choice("reference", reference, ("own_last_visit", "last_round"))
     remembers, corrects = reference == "own_last_visit", variant != "base"
     training = LocalTraining(loss_fn, **common)

@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 
-from fedjax_lab.checks import check_choice, check_number, check_scalar_or_schedule
+from fedjax_lab.checks import check_choice, check_number, check_scalar_or_schedule, is_traced
 from fedjax_lab.clients.transforms import direction
 from fedjax_lab.types import Scalar, ScalarOrSchedule
 
@@ -104,6 +104,22 @@ def check_mean_from(mean_from: Any) -> None:
       ValueError: it is neither.
     """
     check_choice("mean_from", mean_from, ("gradients", "displacement"))
+
+
+def check_unused(argument: str, value: Any, default: Any, where: str) -> None:
+    """Refuse a value for an argument that a method does not use as it is made.
+
+    Args:
+      argument: its name.
+      value: what was given.
+      default: what stands there if nothing was.
+      where: what does not use it, such as "variant 'base'".
+
+    Raises:
+      ValueError: the value is not the default.
+    """
+    if callable(value) or is_traced(value) or value != default:
+        raise ValueError(f"{argument} is {value}, which {where} does not use; leave it out.")
 
 
 def has_parts(transform: Any) -> bool:

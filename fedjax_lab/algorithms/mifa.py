@@ -18,8 +18,8 @@ weights are not used, in either paper.
 
 Departures: a client's row stays with the client, as in GradMA. With ``start="wait"`` (MIFA's
 first phase) rows fill up at x_0 as clients take part, and the model moves from the round on in
-which the last of them has; the published code runs all clients at once then. A round in which nobody
-takes part leaves the model as it is, like any other method's; the paper's server would step on.
+which the last of them has; the published code runs all clients at once then. A round in which
+nobody takes part leaves the model as it is, like any other method's; the paper's server steps on.
 """
 
 from typing import NamedTuple, Unpack

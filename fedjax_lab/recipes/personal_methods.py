@@ -33,6 +33,7 @@ against Ditto it is undecided.
 """
 
 import sys
+from functools import partial
 
 import jax
 import numpy as np
@@ -48,21 +49,25 @@ from fedjax_lab.simulation.evaluate_personal import (
 LR = {"client_lr": 0.1}
 
 
-def methods(loss_fn):
-    """Return name -> method."""
+def fine_tuned(loss_fn):
+    """Return FedAvg whose clients take ten steps on their own data before they are evaluated."""
     fedavg = algorithms.fedavg(loss_fn, **LR)
-    return {
-        "FedAvg, fine-tuned": algorithms.with_fine_tuning(fedavg, loss_fn, steps=10, **LR),
-        "FedAvg": fedavg,
-        "local only": algorithms.local_only(loss_fn, **LR),
-        "FedBABU": algorithms.fedbabu(loss_fn, **LR),
-        "LG-FedAvg": algorithms.lg_fedavg(loss_fn, **LR),
-        "FedPer": algorithms.fedper(loss_fn, **LR),
-        "FedRep": algorithms.fedrep(loss_fn, **LR),
-        "Ditto": algorithms.ditto(loss_fn, prox_weight=0.1, **LR),
-        "pFedMe": algorithms.pfedme(loss_fn, **LR),
-        "APFL": algorithms.apfl(loss_fn, **LR),
-    }
+    return algorithms.with_fine_tuning(fedavg, loss_fn, steps=10, **LR)
+
+
+# name -> function of the loss
+METHODS = {
+    "FedAvg, fine-tuned": fine_tuned,
+    "FedAvg": partial(algorithms.fedavg, **LR),
+    "local only": partial(algorithms.local_only, **LR),
+    "FedBABU": partial(algorithms.fedbabu, **LR),
+    "LG-FedAvg": partial(algorithms.lg_fedavg, **LR),
+    "FedPer": partial(algorithms.fedper, **LR),
+    "FedRep": partial(algorithms.fedrep, **LR),
+    "Ditto": partial(algorithms.ditto, prox_weight=0.1, **LR),
+    "pFedMe": partial(algorithms.pfedme, **LR),
+    "APFL": partial(algorithms.apfl, **LR),
+}
 
 
 def score(name, seed, rounds, classes):
@@ -73,7 +78,7 @@ def score(name, seed, rounds, classes):
     prepare = data.preprocess(scale=16)
     model = models.mlp(10, hidden=(32,))
     params = model.init(jax.random.key(seed), prepare(train, None).x[:1])
-    algorithm = methods(models.classification_loss(model.apply, prepare))[name]
+    algorithm = METHODS[name](models.classification_loss(model.apply, prepare))
     result = simulate(
         algorithm, params, clients, rounds=rounds, eval_every=rounds, cohort_size=10,
         local_steps=10, batch_size=16, seed=seed, client_map="scan",
@@ -99,6 +104,6 @@ def main(rounds=30, seeds=range(2), classes=2, names=SOME):
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["all"]:
-        main(100, range(5), int((*sys.argv, 2)[2]), methods(None))
+        main(100, range(5), int((*sys.argv, 2)[2]), METHODS)
     else:
         main()

@@ -103,12 +103,17 @@ def open_run_dir(path: Path, config: dict[str, Any]) -> None:
         )
 
 
+# Hyperparameters of wrappers; the hash of the program distinguishes directories without them.
+_NOT_RECORDED_IN_0_4 = ("is_personal", "fine_tune_")
+
+
 def _reconciled(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the hyperparameters with those of ``before`` that may be described otherwise there."""
+    """Return the hyperparameters as ``before`` may have them: described otherwise, or missing."""
     there, here = (config.get("hyperparameters", {}) for config in (before, now))
     return {
         name: there[name] if name in there and may_agree(there[name], value) else value
         for name, value in here.items()
+        if name in there or not name.startswith(_NOT_RECORDED_IN_0_4)
     }
 
 

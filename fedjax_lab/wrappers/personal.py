@@ -16,9 +16,10 @@ import optax
 
 from fedjax_lab import tree
 from fedjax_lab.checks import check_int, is_traced
-from fedjax_lab.clients.leaves import one_after_the_other, paths_of
+from fedjax_lab.clients.leaves import exact_mean, one_after_the_other, paths_of
 from fedjax_lab.clients.local import LOCAL_PARAMS
 from fedjax_lab.clients.store import one_row_per_client
+from fedjax_lab.descriptions import describe
 from fedjax_lab.round import Algorithm, Phase
 from fedjax_lab.signatures import other_arguments, suggest_keywords
 from fedjax_lab.types import FedState, Params, Personal, PyTree
@@ -105,8 +106,7 @@ def with_personal(algorithm: Algorithm, is_personal: IsPersonal) -> Algorithm:
 
     def params_of(state):
         params = wrapped.params(state)
-        means = (own.mean(0).astype(own.dtype) for own in state.clients.personal)
-        return _with_own(plan_of(params), params, tuple(means))
+        return _with_own(plan_of(params), params, exact_mean(state.clients.personal))
 
     def params_of_client(state, client):
         own = jax.tree.map(lambda table: table[client][None], state.clients.personal)
@@ -116,7 +116,10 @@ def with_personal(algorithm: Algorithm, is_personal: IsPersonal) -> Algorithm:
         return _personal(phase, algorithm, plan_of)
 
     wrapped = wrapper.wrap(
-        "personal", change, state=State(around, row=PersonalRow, first_batch=True)
+        "personal",
+        change,
+        state=State(around, row=PersonalRow, first_batch=True),
+        hyperparameters={"is_personal": describe(is_personal)},
     )
     return dataclasses.replace(wrapped, params=params_of, personal=Personal(params_of_client))
 

@@ -45,6 +45,16 @@ def test_learning_rates(case, value):
         (algorithms.fedadam, {"server_lr": 1.0, "tau": 0.0}, "tau is 0.0; .* greater than 0"),
         (algorithms.fedyogi, {"server_lr": 1.0, "beta2": 2}, "beta2 is 2"),
         (algorithms.scaffold, {"control_update": "III"}, "control_update is 'III'; .* I, II"),
+        (
+            algorithms.scaffold,
+            {"control_update": "I", "mean_from": "displacement"},
+            "mean_from is displacement, which control_update 'I' does not use",
+        ),
+        (
+            algorithms.fedmoswa,
+            {"control_update": "I", "control_divisor": "trapezoid"},
+            "control_divisor is trapezoid, which control_update 'I' does not use",
+        ),
         (algorithms.gradma_w, {"qp_scope": "per_leave"}, "Did you mean 'per_leaf'"),
         (
             algorithms.gradma_s,

@@ -24,6 +24,16 @@ ACG = {"momentum": 0.5, "prox_weight": 0.1}
         (algorithms.fedlesam, RADIUS | {"reference": "last"}, "Did you mean 'last_round'"),
         (algorithms.fedlesam, RADIUS | {"prox_weight": -1}, "prox_weight is -1"),
         (algorithms.fedlesam, RADIUS | {"correction_weight": -1}, "correction_weight is -1"),
+        (
+            algorithms.fedlesam,
+            RADIUS | {"prox_weight": 1.0},
+            "1.0, which variant 'base' does not use",
+        ),
+        (
+            algorithms.fedlesam,
+            RADIUS | {"variant": "D", "correction_weight": 0},
+            "variant 'D' does",
+        ),
         (algorithms.fedsmoo, DUAL | {"s_source": "e"}, "s_source is 'e'; .* mu, mu_minus_e"),
         (algorithms.fedsmoo, DUAL | {"perturbation_radius": -1}, "perturbation_radius is -1"),
         (algorithms.fedsmoo, DUAL | {"prox_weight": -1}, "prox_weight is -1"),

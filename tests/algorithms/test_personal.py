@@ -224,6 +224,15 @@ def test_what_has_no_meaning_is_refused_with_a_reason():
     tuned = a.with_fine_tuning(a.fedavg(loss_fn, **LR), loss_fn, steps=2, **LR)
     with pytest.raises(ValueError, match="fine-tune already"):
         a.with_fine_tuning(tuned, loss_fn, steps=2, **LR)
+    for given, options, message in (
+        ("fedavg", LR, "algorithm is str, not an Algorithm"),
+        (a.fedavg(loss_fn, **LR), {}, r"with_fine_tuning\(\) missing a required .*'client_lr'"),
+        (a.fedavg(loss_fn, **LR), {"lr": 0.1}, "did you mean 'client_lr'"),
+    ):
+        with pytest.raises(TypeError, match=message):
+            a.with_fine_tuning(given, loss_fn, steps=2, **options)
+    with pytest.raises(TypeError, match="loss_fn of with_fine_tuning is a int"):
+        a.with_fine_tuning(a.fedavg(loss_fn, **LR), 3, steps=2, **LR)
     for name, wrap in (("with_dp", WRAPPERS["dp"]), ("with_secure", WRAPPERS["secure"])):
         with pytest.raises(
             ValueError, match=rf"fedexp, whose server needs the delta of each client; {name}"

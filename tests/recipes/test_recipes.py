@@ -9,6 +9,7 @@ import pytest
 
 from fedjax_lab import recipes
 from fedjax_lab.command.cli import main
+from fedjax_lab.recipes import personal_methods
 
 NAMES = sorted(module.name for module in pkgutil.iter_modules(recipes.__path__))
 
@@ -28,6 +29,12 @@ def test_a_recipe(name, capsys, tmp_path, monkeypatch):
     shown = capsys.readouterr().out
     assert re.search(r"\d\.\d", shown)
     assert not re.search(r"\b(nan|inf)\b", shown, re.I)
+
+
+def test_all_personal_methods_of_a_recipe_can_be_made():
+    assert {*personal_methods.SOME} < {*personal_methods.METHODS}
+    for build in personal_methods.METHODS.values():
+        assert build(lambda params, examples, key: examples.y).loss_fn is not None
 
 
 def test_the_command_lists_them(capsys):

@@ -155,6 +155,23 @@ def test_a_directory_of_before_version_0_5_goes_on(tmp_path, monkeypatch):
         run(rounds=4, algorithm=cosine, run_dir=tmp_path)
 
 
+def test_fine_tuning_is_recorded_and_a_directory_without_the_record_goes_on(tmp_path):
+    def tuned(steps):
+        return algorithms.with_fine_tuning(FEDAVG, loss_fn, steps=steps, client_lr=0.1)
+
+    run(rounds=2, algorithm=tuned(2), run_dir=tmp_path / "new")
+    found = folder.read_config(tmp_path / "new")["hyperparameters"]
+    assert (found["fine_tune_steps"], found["fine_tune_lr"]) == (2, 0.1)
+    with pytest.raises(FileExistsError, match=r"hyperparameters\.fine_tune_steps"):
+        run(rounds=4, algorithm=tuned(3), run_dir=tmp_path / "new")
+    old = dataclasses.replace(tuned(2), hyperparameters=FEDAVG.hyperparameters)
+    run(rounds=2, algorithm=old, run_dir=tmp_path / "old")
+    config = folder.read_config(tmp_path / "old")
+    longer = run(rounds=4, algorithm=tuned(2), run_dir=tmp_path / "old")
+    assert [row["round"] for row in longer.history] == [2, 4]
+    assert folder.read_config(tmp_path / "old") == {**config, "rounds": 4}
+
+
 def test_other_params_data_and_evaluations_are_refused(tmp_path, monkeypatch):
     def evaluate(weight):
         return lambda params: {"norm": weight * jnp.abs(params["w"]).sum()}

@@ -262,6 +262,14 @@ def test_a_run_counts_shared_leaves_alone():
     np.testing.assert_allclose(row["own"], np.linalg.norm(result.state.clients.personal[0], axis=1))
 
 
+def test_the_mean_of_equal_own_leaves_is_exact_and_the_function_is_recorded():
+    method = with_personal(algorithms.fedavg(loss_fn, client_lr=RATE), is_bias)
+    model = {**initial_params(), "b": jnp.asarray([0.1, 1 / 3, 0.7])}
+    state = method.init(model, 10)
+    jax.tree.map(np.testing.assert_array_equal, method.params(state), model)
+    assert method.hyperparameters["is_personal"]["function"].endswith("is_bias")
+
+
 def test_mistakes_are_named():
     for name in ("mime", "fedpd"):
         more = {"momentum": 0.9} if name == "mime" else {}
