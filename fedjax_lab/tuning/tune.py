@@ -184,7 +184,7 @@ def tune(
         [a.gradients_per_step for a in firsts.values()], rounds, budget, finalists, len(seeds)
     )
     trials: list[Trial] = []
-    step = rungs_of_methods[0].rounds[0]  # of all rungs' chunks, so that one program is enough
+    step = rungs_of_methods[0].rounds[0]  # chunks of all rungs: one program, but for remainders
     common = (params, seeds, mode, step, average)
     for (name, build), rungs in zip(methods.items(), rungs_of_methods, strict=True):
         evaluate = build_evaluation(counts[name], held)
