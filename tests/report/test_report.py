@@ -147,6 +147,35 @@ def test_long_labels_become_numbers_with_a_list(tmp_path):
     assert "| fedavg #2 | client_lr `20`, prox_weight `20`" in summary_table(groups)
 
 
+def test_labels_name_what_one_of_them_lacks(tmp_path):
+    write_run(tmp_path / "a")
+    write_run(tmp_path / "b", clip_norm=1.0)
+    write_run(tmp_path / "c", clip_norm=1.0, compressor="sign")
+    other = {"client_lr": 0.1, "prox_weight": 0.5}  # an argument of the other method
+    write_run(tmp_path / "d", algorithm="fedprox", hyperparameters=other)
+    groups = groups_of(tmp_path)
+    differs = ["", "clip_norm=1", "clip_norm=1, compressor=sign", ""]
+    assert [group.differs for group in groups] == differs
+    shown = [group.label for group in groups]
+    assert shown == ["fedavg", *(f"fedavg ({text})" for text in differs[1:3]), "fedprox"]
+
+
+def test_a_schedule_and_a_constant_differ_by_name(tmp_path):
+    arguments = {"decay_rate": 0.9, "init_value": 0.1}
+    rate = {"function": "optax.exponential_decay", "arguments": arguments}
+    for name, lr in (("a", 0.1), ("b", rate)):
+        write_run(tmp_path / name, run_config={}, hyperparameters={"client_lr": lr})
+    differs = [group.differs for group in groups_of(tmp_path)]
+    assert differs == ["client_lr=0.1", "client_lr=exponential_decay"]
+
+
+def test_no_two_groups_have_one_label(tmp_path):
+    """Their values agree in the digits that a label has."""
+    for name, lr in (("a", 0.12345678), ("b", 0.12345679)):
+        write_run(tmp_path / name, lr=lr)
+    assert [group.label for group in groups_of(tmp_path)] == ["fedavg #1", "fedavg #2"]
+
+
 def test_options_and_other_maps_make_other_rows(tmp_path):
     run_config = {"option": {"server_optimizer": "yogi"}}
     a = write_run(tmp_path / "a", run_config=run_config)
