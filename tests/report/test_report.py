@@ -21,6 +21,7 @@ from fedjax_lab.report.statistics import best, last, reach
 from fedjax_lab.report.tables import (
     accuracy_table,
     run_table,
+    seed_table,
     target_table,
     time_table,
 )
@@ -77,7 +78,7 @@ def test_one_run_by_hand(tmp_path):
     # 0.9 is reached first in the 6th evaluation, round 30; 95 % of 0.95 is 0.9025.
     assert target_table(groups, 0.9)[1] == ["fedavg", "1 of 1", "30", "30.0", "3,000", "3.00"]
     assert default_target(groups) == 0.902
-    assert time_table(groups)[1] == ["fedavg", "3.0", "6.0", "10.0"]
+    assert time_table(groups)[1] == ["fedavg", "3.00", "6.00", "10.0"]
 
 
 def test_seeds_are_one_row_with_an_interval(tmp_path):
@@ -109,6 +110,21 @@ def test_seeds_are_one_row_with_an_interval(tmp_path):
 def test_a_small_uplink_has_its_digits(sent, shown, tmp_path):
     head, row = target_table(groups_of(write_run(tmp_path / "a", [0.9], up=sent, every=1)), 0.5)
     assert dict(zip(head, row, strict=True))["uplink (MB)"] == shown
+
+
+def test_small_costs_and_speeds_have_their_digits(tmp_path):
+    """By hand: epsilon 0.03 / 10, 10 rounds in 300 s, 0.02 s of compilation, 0.3 / 10 s to 0.7."""
+    costs = {"epsilon": 0.03, "simulated_seconds": 0.3}
+    path = write_run(tmp_path / "a", [0.5, 0.7], more=costs)
+    times = [{"round": 5, "seconds": 9}, {"round": 10, "seconds": 300, "compile_seconds": 0.02}]
+    (path / "times.jsonl").write_text("".join(json.dumps(row) + "\n" for row in times))
+    groups = groups_of(path)
+    assert time_table(groups)[1] == ["fedavg", "0.0200", "300.0", "0.0333"]
+    for rows in (accuracy_table(groups), seed_table(groups[0].runs)):
+        assert rows[1][rows[0].index("epsilon")] == "0.00300"
+        assert rows[1][rows[0].index("top (%)")] == "70.00"
+    head, row = target_table(groups, 0.7)
+    assert row[head.index("simulated seconds")] == "0.0300"
 
 
 def test_simulated_seconds_to_the_target(tmp_path):
