@@ -89,9 +89,14 @@ class Run(NamedTuple):
     @property
     def finished(self) -> bool:
         """True if the run finished all rounds, or ended by ``stop_when``."""
-        done = self.rows[-1]["round"]
-        enough = self.summary.get("stopped") == "stop_when" and self.summary.get("round") == done
-        return (done == self.config["rounds"] or enough) and not self.diverged
+        done = self.rows[-1]["round"] == self.config["rounds"]
+        return (done or self.ended_early) and not self.diverged
+
+    @property
+    def ended_early(self) -> bool:
+        """True if ``stop_when`` ended the run before its last round."""
+        ended = self.summary.get("stopped") == "stop_when"
+        return ended and self.summary.get("round") == self.rows[-1]["round"]
 
     @property
     def diverged(self) -> bool:

@@ -316,7 +316,9 @@ def run_table(groups: Sequence[Group]) -> Cells:
 
     def row(group: Group, run: Run) -> list[str]:
         rounds = f"{run.rows[-1]['round']:,}"
-        if not run.finished:
+        if run.ended_early:
+            rounds += f" of {run.config['rounds']:,}, ended by stop_when"
+        elif not run.finished:
             end = "diverged" if run.diverged else "unfinished"
             rounds += f" of {run.config['rounds']:,}, {end}"
         if residual := worst_residual(run):
@@ -422,11 +424,17 @@ def _are_timed(groups: Sequence[Group]) -> bool:
 
 
 def _unfinished(groups: Sequence[Group]) -> str:
-    """Return a warning if a run is unfinished."""
+    """Return a warning if a run did not reach the last round, or diverged."""
     runs = runs_of(groups)
     diverged = sum(run.diverged for run in runs)
-    open_ = sum(not run.finished for run in runs) - diverged
-    counts = {"Unfinished runs": open_, "Runs that diverged and have no score": diverged}
+    early = f"ended by stop_when before round {runs[0].config['rounds']:,}"
+    counts = {
+        "Unfinished runs": sum(not run.finished for run in runs) - diverged,
+        "Runs that diverged and have no score": diverged,
+        f"Runs that {early} and have no mean of the last tenth": sum(
+            run.ended_early for run in runs
+        ),
+    }
     said = [
         f" **{name}: {count}** (see the last table)." for name, count in counts.items() if count
     ]

@@ -248,6 +248,25 @@ def test_a_run_without_times_and_summary_is_shown(tmp_path):
     assert "**Unfinished runs: 1**" in summary_table(groups)
 
 
+def test_a_run_that_ended_by_stop_when_says_why_it_has_no_tail(tmp_path):
+    whole = write_run(tmp_path / "a")
+    path = write_run(tmp_path / "b", CURVE[:6], algorithm="scaffold", rounds=60)
+    (path / "summary.json").write_text(json.dumps({"stopped": "stop_when", "round": 30}))
+    groups = groups_of(whole, path)
+    head, _, row = accuracy_table(groups)
+    assert row[head.index("mean of rounds 55 to 60 (%)")] == "-"
+    assert [row[-2] for row in run_table(groups)[1:]] == ["60", "30 of 60, ended by stop_when"]
+    text = summary_table(groups)
+    why = "**Runs that ended by stop_when before round 60 and have no mean of the last tenth: 1**"
+    assert why in text
+    assert "Unfinished" not in text
+    assert "stop_when" not in summary_table(groups_of(whole))
+    (path / "summary.json").write_text(json.dumps({"stopped": "stop_when", "round": 20}))
+    later = summary_table(groups_of(path))  # it has gone on since
+    assert "**Unfinished runs: 1**" in later
+    assert "stop_when" not in later
+
+
 @pytest.mark.parametrize(
     ("file", "text", "message"),
     [
