@@ -309,6 +309,8 @@ def test_a_run_that_ended_by_stop_when_says_why_it_has_no_tail(tmp_path):
         ("config.json", edited(run_config={"init_seed": [1]}), "'run_config.init_seed' is"),
         ("config.json", edited(versions=[]), r"'versions' is \[\]; it must be an object"),
         ("summary.json", "{", "summary.json cannot be read"),
+        ("summary.json", '{"round": 5, "round": 6}', "cannot be read .*'round' is given twice"),
+        ("partition.json", '{"hash": "h", "more": NaN}', "cannot be read .*NaN is no number of"),
         ("summary.json", '{"stopped": 3}', "'stopped' is 3; it must be a text"),
         (
             "summary.json",
