@@ -73,13 +73,13 @@ def digits_of(values: Iterable[float], is_error: bool) -> int:
     return decimals(values) if is_error else 2
 
 
-def digits_of_megabytes(megabytes: float) -> int:
-    """Return the decimals of an amount of data: one, or below 10 MB those of three digits.
+def digits_of_amount(amount: float) -> int:
+    """Return the decimals of an amount, such as megabytes: one, or below 10 those of three digits.
 
     Args:
-      megabytes: the amount; NaN and 0 do not count.
+      amount: at least 0; NaN and 0 do not count.
     """
-    return decimals([megabytes]) if megabytes < 10 else 1
+    return decimals([amount]) if amount < 10 else 1
 
 
 def format_estimate(value: Estimate, digits: int) -> str:

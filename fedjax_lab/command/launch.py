@@ -18,7 +18,7 @@ from fedjax_lab.command.config_file import format_settings, is_yaml
 from fedjax_lab.command.distributed import join, leave
 from fedjax_lab.command.reports import print_tables
 from fedjax_lab.command.screen import print_rows
-from fedjax_lab.estimates import digits_of_megabytes
+from fedjax_lab.estimates import digits_of_amount
 from fedjax_lab.machine.atomic_files import new_file
 from fedjax_lab.simulation.history import SimulationResult
 from fedjax_lab.simulation.processes import Processes
@@ -285,7 +285,7 @@ def _facts(run: Any) -> list[list[str]]:
 def _megabytes(size: float) -> str:
     """Format a number of bytes in megabytes."""
     megabytes = size / 1e6
-    return f"{megabytes:,.{digits_of_megabytes(megabytes)}f} MB"
+    return f"{megabytes:,.{digits_of_amount(megabytes)}f} MB"
 
 
 def _own_models(row: Mapping[str, Any]) -> list[list[str]]:

@@ -41,11 +41,10 @@ def client_scores(run: Run) -> list[ClientScore]:
     """
     score = ERROR if direction([run])[0] < 0 else ACCURACY
     scores = run.rows[-1].get(f"{OWN}{score}_each")
-    sizes = None
     if not isinstance(scores, list):
         scores = run.summary.get(f"client_test_{score}") or []
-        sizes = run.summary.get("client_test_examples")
-    if sizes is None:  # a client without a score is then one without test examples
+    sizes = run.summary.get("client_test_examples") or ()
+    if len(sizes) != len(scores):  # unknown: a client without a score has no test examples then
         sizes = [0 if value is None else None for value in scores]
     names = run.partition.get("names") or ()
     names = names if len(names) == len(scores) else range(len(scores))

@@ -3,14 +3,23 @@
 import json
 import math
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from fedjax_lab.checks import check_choice
 from fedjax_lab.estimates import NOTHING, Estimate, digits_of, estimate, format_estimate
 from fedjax_lab.markdown import Cells, inert, markdown_table, printable
 from fedjax_lab.report.paired import NOISE, best_group, paired_difference
-from fedjax_lab.report.runs import Group, Run, differing_parts, show
+from fedjax_lab.report.runs import (
+    Group,
+    Run,
+    label_of,
+    names_that_differ,
+    parts_of,
+    parts_that_differ,
+    show,
+    shown_parts,
+)
 from fedjax_lab.report.sections import (
     MODEL_OPTION,
     SETTINGS,
@@ -18,7 +27,6 @@ from fedjax_lab.report.sections import (
     dataset_of,
     direction,
     metric_of,
-    names_that_differ,
     runs_of,
     sections_of,
     setting_of,
@@ -121,7 +129,8 @@ def pivots_of(
       target: accuracy in (0, 1); None: 95 % of the best method's in each setting.
 
     Raises:
-      ValueError: no run has a setting of such a name; or as ``group_runs``.
+      ValueError: no run has a setting of such a name; runs that differ are of one row or column;
+        or as ``group_runs``.
     """
     entries = [
         _Entry(group, section, _values(group.runs[0], section))
@@ -165,16 +174,12 @@ def _pivot(
         return labels[place] if axis == METHOD else show(entries[place].values.get(axis))
 
     at = [(name(axes[0], place), name(axes[1], place)) for place in range(len(entries))]
+    _check_apart(entries, at, axes)
     cells: dict[tuple[str, str], Cell] = {}
     for section in {id(entry.section): entry.section for entry in entries}.values():
         found = _cells(section, sign, metric, target)
         for place, entry in enumerate(entries):
             if entry.section is section:
-                if at[place] in cells:
-                    raise ValueError(
-                        f"two cells are {' and '.join(at[place])}: their data differ, and no "
-                        "setting says how. Report them apart."
-                    )
                 cells[at[place]] = found[id(entry.group)]
     rows, columns = ([place[axis] for place in at] for axis in (0, 1))
 
@@ -186,6 +191,35 @@ def _pivot(
 
     ordered = order(0, rows), order(1, columns)
     return Pivot(title, axes, *ordered, cells, metric, merged)
+
+
+def _check_apart(
+    entries: Sequence[_Entry], at: Sequence[tuple[str, str]], axes: tuple[str, str]
+) -> None:
+    """Check that each setting has a row or column of its own, and each group a cell.
+
+    Raises:
+      ValueError: two settings or two groups differ in what the table does not show.
+    """
+    side = 1 - axes.index(METHOD)  # of the settings
+    of_name: dict[str, _Entry] = {}
+    of_cell: dict[tuple[str, str], _Entry] = {}
+    for place, entry in zip(at, entries, strict=True):
+        before, beside = of_name.setdefault(place[side], entry), of_cell.setdefault(place, entry)
+        if before.section is not entry.section:
+            names = names_that_differ([before.values, entry.values])
+            raise _not_shown(before, entry, f"{axes[side]} {place[side]}", names)
+        if beside is not entry:
+            names = names_that_differ([one.group.runs[0].settings for one in (beside, entry)])
+            raise _not_shown(beside, entry, " and ".join(place), names)
+
+
+def _not_shown(one: _Entry, other: _Entry, what: str, names: Sequence[str]) -> ValueError:
+    paths = " and ".join(str(entry.group.runs[0].path) for entry in (one, other))
+    return ValueError(
+        f"{paths} are both of {what}, and the table does not show that they differ in "
+        f"{', '.join(map(printable, names))}. Report them apart."
+    )
 
 
 def _loss(cells: dict[tuple[str, str], Cell], sign: float, axis: int, name: str) -> float:
@@ -229,23 +263,26 @@ def _cells(section: Section, sign: float, metric: str, target: float | None) -> 
 
 
 def _labels(entries: Sequence[_Entry]) -> tuple[list[str], dict[str, list[str]]]:
-    """Return each entry's method, and the methods whose hyperparameters differ between settings.
+    """Return each entry's label, and the methods whose hyperparameters differ between settings.
 
-    A method with one group in each setting is one row, because it may have been tuned there.
+    A label names what differs within a setting. What differs between settings alone makes no other
+    row, because the method may have been tuned there.
     """
-    labels = [entry.group.runs[0].algorithm for entry in entries]
+    runs = [entry.group.runs[0] for entry in entries]
+    labels = [run.algorithm for run in runs]
     merged: dict[str, list[str]] = {}
-    for name in set(labels):
-        of_method = [place for place, label in enumerate(labels) if label == name]
-        own = [_hyperparameters(entries[place].group.runs[0]) for place in of_method]
-        shown, names = differing_parts(own)
-        sections = [id(entries[place].section) for place in of_method]
-        if len(set(sections)) == len(sections):
-            if names:
-                merged[name] = names
-            continue
-        for place, text in zip(of_method, shown, strict=True):
-            labels[place] = f"{name} ({text})" if text else name
+    for method in set(labels):
+        places = [place for place, run in enumerate(runs) if run.algorithm == method]
+        sections: dict[int, list[Mapping[str, Any]]] = {}
+        for place in places:
+            of_section = sections.setdefault(id(entries[place].section), [])
+            of_section.append(parts_of(runs[place].settings))
+        within = dict.fromkeys(n for some in sections.values() for n in parts_that_differ(some))
+        own = [parts_of(_hyperparameters(runs[place])) for place in places]
+        if between := [name for name in parts_that_differ(own) if name not in within]:
+            merged[method] = between
+        for place in places:
+            labels[place] = label_of(method, shown_parts(parts_of(runs[place].settings), within))
     return labels, merged
 
 

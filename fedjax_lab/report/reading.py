@@ -1,11 +1,11 @@
 """Typed readers of a run directory's files; errors name the damaged file."""
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from fedjax_lab.storage.json_file import parse_json
 from fedjax_lab.storage.run_dir import CONFIG, METRICS, differences, read_metrics
 from fedjax_lab.storage.saved_run import load_run
 
@@ -121,8 +121,8 @@ def read_json(
     if missing is not None and not path.exists():
         return missing
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
+        value = parse_json(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
         raise ValueError(f"{path} cannot be read as JSON ({error}).") from error
     if not isinstance(value, dict):
         raise ValueError(f"{path} holds no JSON object.")
@@ -149,7 +149,7 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
         return []
     try:
         rows = read_metrics(path)
-    except (OSError, RecursionError) as error:
+    except OSError as error:
         raise ValueError(f"{path} cannot be read ({error}).") from error
     before = 0
     for line, row in enumerate(rows, start=1):

@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -89,9 +89,14 @@ class Run(NamedTuple):
     @property
     def finished(self) -> bool:
         """True if the run finished all rounds, or ended by ``stop_when``."""
-        done = self.rows[-1]["round"]
-        enough = self.summary.get("stopped") == "stop_when" and self.summary.get("round") == done
-        return (done == self.config["rounds"] or enough) and not self.diverged
+        done = self.rows[-1]["round"] == self.config["rounds"]
+        return (done or self.ended_early) and not self.diverged
+
+    @property
+    def ended_early(self) -> bool:
+        """True if ``stop_when`` ended the run before its last round."""
+        ended = self.summary.get("stopped") == "stop_when"
+        return ended and self.summary.get("round") == self.rows[-1]["round"]
 
     @property
     def diverged(self) -> bool:
@@ -121,7 +126,8 @@ class Group(NamedTuple):
     """Runs that differ only in their seeds, in the order of the seeds.
 
     Attributes:
-      label: the method and the settings that differ from other groups; a number if there are many.
+      label: the method and the settings that differ from other groups; a number if they are many or
+        look alike. No two groups have the same.
       runs: at least one.
       differs: settings that differ from other groups, such as "client_lr=0.1".
     """
@@ -306,15 +312,14 @@ def group_runs(runs: Iterable[Run]) -> list[Group]:
     members = [sorted(group, key=lambda run: run.seed) for group in groups.values()]
     for group in members:
         _check_distinct(group)
-    differs, _ = differing_parts([group[0].settings for group in members])
-    if max(map(len, differs), default=0) > _LONG:
-        labels = [f"{group[0].algorithm} #{i}" for i, group in enumerate(members, start=1)]
-    else:
-        labels = [
-            group[0].algorithm + (f" ({shown})" if shown else "")
-            for group, shown in zip(members, differs, strict=True)
-        ]
-    return [Group(*parts) for parts in zip(labels, members, differs, strict=True)]
+    methods = [group[0].algorithm for group in members]
+    parts = [parts_of(group[0].settings) for group in members]
+    names = _names_in_labels(methods, parts)
+    differs = [shown_parts(one, names) for one in parts]
+    labels = list(map(label_of, methods, differs))
+    if max(map(len, differs), default=0) > _LONG or len(set(labels)) < len(labels):
+        labels = [f"{method} #{i}" for i, method in enumerate(methods, start=1)]
+    return [Group(*one) for one in zip(labels, members, differs, strict=True)]
 
 
 def _check_distinct(group: list[Run]) -> None:
@@ -359,23 +364,75 @@ def _is_scheme(partition: Mapping[str, Any]) -> bool:
     return any(spec == name.partition(":")[:2] for name in PARTITIONS)
 
 
-def differing_parts(settings: Iterable[Mapping[str, Any]]) -> tuple[list[str], list[str]]:
-    """Return for each settings what differs from others, such as "client_lr=0.1"; and the names.
+def _names_in_labels(methods: Sequence[str], parts: Sequence[Mapping[str, Any]]) -> dict[str, None]:
+    """Return the names of which values differ between groups.
 
-    Parts of objects are settings, such as client_lr.decay_rate.
+    A missing one counts only between groups of one method: others lack its own arguments.
+    """
+    names = dict.fromkeys(names_that_differ(parts, with_missing=False))
+    for method in dict.fromkeys(methods):
+        own = [one for of, one in zip(methods, parts, strict=True) if of == method]
+        names |= dict.fromkeys(parts_that_differ(own))
+    return names
+
+
+def parts_of(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings with the parts of objects beside them, such as client_lr.decay_rate.
 
     Args:
-      settings: name -> value, of several runs.
+      settings: name -> value, of a run.
     """
-    parts = [
-        {path: part for name, value in one.items() for path, part in flat(value, name)}
-        for one in settings
-    ]
-    names = _differing(parts)
-    return [
-        ", ".join(f"{printable(name)}={_short(one[name])}" for name in names if name in one)
-        for one in parts
-    ], names
+    return {path: part for name, value in settings.items() for path, part in flat(value, name)}
+
+
+def parts_that_differ(several: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the names of which values differ; where a name is missing, it counts as null.
+
+    A part that is missing in another object follows from that object's name.
+
+    Args:
+      several: results of ``parts_of``, of runs of one method.
+    """
+    shared = names_that_differ(several, with_missing=False)
+    names = names_that_differ(several)
+    return [name for name in names if name in shared or name.rpartition(".")[0] not in names]
+
+
+def names_that_differ(
+    several: Sequence[Mapping[str, Any]], *, with_missing: bool = True
+) -> list[str]:
+    """Return the names of which values differ.
+
+    Args:
+      several: mappings from names to JSON values.
+      with_missing: whether a name counts as null where it is missing, or not at all.
+    """
+
+    def values(name: str) -> set[str]:
+        return {json.dumps(one.get(name)) for one in several if with_missing or name in one}
+
+    names = dict.fromkeys(name for one in several for name in one)
+    return [name for name in names if len(values(name)) > 1]
+
+
+def shown_parts(parts: Mapping[str, Any], names: Iterable[str]) -> str:
+    """Format some parts of settings, such as "client_lr=0.1"; missing ones are left out.
+
+    Args:
+      parts: result of ``parts_of``.
+      names: those to be shown.
+    """
+    return ", ".join(f"{printable(name)}={_short(parts[name])}" for name in names if name in parts)
+
+
+def label_of(method: str, differs: str) -> str:
+    """Return a label such as "fedavg (client_lr=0.1)".
+
+    Args:
+      method: its name.
+      differs: settings, from ``shown_parts``.
+    """
+    return f"{method} ({differs})" if differs else method
 
 
 def _short(value: Any) -> str:
@@ -398,24 +455,11 @@ def show(value: Any) -> str:
     return printable(text_of(value) if is_described else format_value(value))
 
 
-def _differing(settings: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Return the names of settings with more than one value."""
-    values: dict[str, set[str]] = {}
-    for one in settings:
-        for name, value in one.items():
-            values.setdefault(name, set()).add(json.dumps(value))
-    return [name for name, found in values.items() if len(found) > 1]
-
-
 def common_settings(groups: Iterable[Group]) -> dict[str, Any]:
     """Return the settings with the same value in all groups."""
     settings = [group.runs[0].settings for group in groups]
-    differing = _differing(settings)
-    return {
-        name: value
-        for name, value in settings[0].items()
-        if name not in differing and all(name in other for other in settings)
-    }
+    differ = names_that_differ(settings)
+    return {name: value for name, value in settings[0].items() if name not in differ}
 
 
 def chosen(settings: Mapping[str, Any], of: Run) -> dict[str, Any]:

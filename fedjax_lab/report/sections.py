@@ -6,13 +6,13 @@ mini-batches, the model, the clients' devices and the attack. Hyperparameters of
 
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from fedjax_lab.checks import warn
 from fedjax_lab.clients.metrics import OWN_METRICS
 from fedjax_lab.markdown import printable
-from fedjax_lab.report.runs import Group, Run, group_runs, show
+from fedjax_lab.report.runs import Group, Run, group_runs, names_that_differ, show
 from fedjax_lab.report.statistics import (
     ACCURACY,
     ERROR,
@@ -212,16 +212,6 @@ def differing_settings(runs: Sequence[Run]) -> list[dict[str, Any]]:
     found = [setting_of(run) for run in runs]
     differ = names_that_differ(found)
     return [{name: one[name] for name in differ if name in one} for one in found]
-
-
-def names_that_differ(several: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the names whose values differ; where a name is missing, it counts as null.
-
-    Args:
-      several: mappings from names to JSON values.
-    """
-    names = dict.fromkeys(name for one in several for name in one)
-    return [name for name in names if len({json.dumps(one.get(name)) for one in several}) > 1]
 
 
 def _title(runs: Sequence[Run]) -> str:

@@ -8,7 +8,7 @@ from fedjax_lab.estimates import (
     NOTHING,
     Estimate,
     digits_of,
-    digits_of_megabytes,
+    digits_of_amount,
     estimate,
     format_estimate,
 )
@@ -75,6 +75,7 @@ OVER_CLIENTS = (
 _NOT_OF_SEEDS = ("best tenth", "variance")  # for which a terminal is too narrow
 _COLUMNS = 3  # of names and values, side by side
 _GLOBAL = "global model, "  # before a column's name
+_EPSILON = "epsilon"
 _BY_GLOBAL_MODEL = (
     " **Compared by the global model, because no run scored the clients' own models: {}.**"
 )
@@ -134,7 +135,8 @@ def accuracy_table(groups: Sequence[Group], measure: Callable[[Run], float] | No
 
     found = [[over_seeds(group, value) for value in columns.values()] for group in groups]
     digits = [
-        digits_of((value.mean for value in column), sign < 0) for column in zip(*found, strict=True)
+        _digits(name, column, sign < 0)
+        for name, column in zip(columns, zip(*found, strict=True), strict=True)
     ]
 
     def row(group: Group, values: list[Estimate], behind: list[str]) -> list[str]:
@@ -144,6 +146,11 @@ def accuracy_table(groups: Sequence[Group], measure: Callable[[Run], float] | No
     compared = measure or by_tail
     behind = behind_best(groups, lambda run: scale * compared(run), is_error=sign < 0)
     return [head, *(row(*cells) for cells in zip(groups, found, behind, strict=True))]
+
+
+def _digits(name: str, column: Iterable[Estimate], is_error: bool) -> int:
+    """Return a column's decimals; an epsilon, like an error, may be small without being nothing."""
+    return digits_of((value.mean for value in column), is_error or name == _EPSILON)
 
 
 def marked(group: Group) -> str:
@@ -168,8 +175,8 @@ def measures(runs: Iterable[Run], tail: Tail) -> dict[str, Callable[[Run], float
     """
     runs = list(runs)
     spent: dict[str, Callable[[Run], float]] = {}
-    if any("epsilon" in run.rows[-1] for run in runs):
-        spent = {"epsilon": lambda run: last(run.values("epsilon"))}
+    if any(_EPSILON in run.rows[-1] for run in runs):
+        spent = {_EPSILON: lambda run: last(run.values(_EPSILON))}
     personal, spread = is_personal(runs), spread_measures(runs)
     if any(ERROR in run.rows[-1] for run in runs):
         errors: dict[str, Callable[[Run], float]] = {
@@ -228,7 +235,7 @@ def seed_table(runs: Sequence[Run]) -> Cells:
     columns = {n: f for n, f in columns.items() if not n.startswith(_NOT_OF_SEEDS)}
     sign, _ = direction(runs)
     means = [estimate([f(run) for run in runs]) for f in columns.values()]
-    digits = [digits_of([found.mean], sign < 0) for found in means]
+    digits = [_digits(name, [mean], sign < 0) for name, mean in zip(columns, means, strict=True)]
     rows = [
         [
             str(run.seed),
@@ -253,7 +260,7 @@ def target_table(groups: Sequence[Group], target: float) -> Cells:
         "seconds": ("seconds", 1, 2),
     }
     if _are_timed(groups):
-        columns["simulated seconds"] = ("simulated_seconds", 1, 1)
+        columns["simulated seconds"] = ("simulated_seconds", 1, None)
 
     metric = accuracy_of(runs_of(groups))
 
@@ -269,7 +276,7 @@ def target_table(groups: Sequence[Group], target: float) -> Cells:
             for name, scale, _ in columns.values()
         ]
         shown = [
-            format_estimate(mean, digits_of_megabytes(mean.mean) if digits is None else digits)
+            format_estimate(mean, digits_of_amount(mean.mean) if digits is None else digits)
             for mean, (*_, digits) in zip(means, columns.values(), strict=True)
         ]
         return [group.label, count, *shown]
@@ -288,7 +295,8 @@ def time_table(groups: Sequence[Group]) -> Cells:
             over_seeds(group, lambda run: run.seconds),
             over_seeds(group, _rounds_per_second),
         ]
-        return [group.label, *(format_estimate(m._replace(half_width=None), 1) for m in means)]
+        shown = [m._replace(half_width=None) for m in means]
+        return [group.label, *(format_estimate(m, digits_of_amount(m.mean)) for m in shown)]
 
     return [head, *map(row, groups)]
 
@@ -308,7 +316,9 @@ def run_table(groups: Sequence[Group]) -> Cells:
 
     def row(group: Group, run: Run) -> list[str]:
         rounds = f"{run.rows[-1]['round']:,}"
-        if not run.finished:
+        if run.ended_early:
+            rounds += f" of {run.config['rounds']:,}, ended by stop_when"
+        elif not run.finished:
             end = "diverged" if run.diverged else "unfinished"
             rounds += f" of {run.config['rounds']:,}, {end}"
         if residual := worst_residual(run):
@@ -414,11 +424,17 @@ def _are_timed(groups: Sequence[Group]) -> bool:
 
 
 def _unfinished(groups: Sequence[Group]) -> str:
-    """Return a warning if a run is unfinished."""
+    """Return a warning if a run did not reach the last round, or diverged."""
     runs = runs_of(groups)
     diverged = sum(run.diverged for run in runs)
-    open_ = sum(not run.finished for run in runs) - diverged
-    counts = {"Unfinished runs": open_, "Runs that diverged and have no score": diverged}
+    early = f"ended by stop_when before round {runs[0].config['rounds']:,}"
+    counts = {
+        "Unfinished runs": sum(not run.finished for run in runs) - diverged,
+        "Runs that diverged and have no score": diverged,
+        f"Runs that {early} and have no mean of the last tenth": sum(
+            run.ended_early for run in runs
+        ),
+    }
     said = [
         f" **{name}: {count}** (see the last table)." for name, count in counts.items() if count
     ]

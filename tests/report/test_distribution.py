@@ -125,6 +125,28 @@ def test_an_error_that_is_not_finite_is_among_the_worst(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("sizes", "shown"),
+    [
+        ([3, 4, 5], ["-", "1.00", "-"]),
+        ([3, 0, 5], ["2.00", "1.00", "0.250"]),
+        (None, ["2.00", "1.00", "0.250"]),
+    ],
+)
+def test_the_sizes_tell_an_infinite_error_in_a_row_from_a_client_without_tests(
+    tmp_path, sizes, shown
+):
+    """JSON has null for both: [1, null, 2]. Of two clients the variance is 0.25."""
+    path = write_run(tmp_path / "a", [0.1], more={"mean_squared_error": 5.0})
+    row = json.loads((path / "metrics.jsonl").read_text())
+    row |= {"personal_mean_squared_error": 1.5, "personal_mean_squared_error_each": [1, None, 2]}
+    (path / "metrics.jsonl").write_text(json.dumps(row) + "\n")
+    (path / "summary.json").write_text(json.dumps({"client_test_examples": sizes}))
+    head, cells = accuracy_table(groups_of(path))
+    names = ("worst tenth", "best tenth", "variance over clients")
+    assert [cells[head.index(name)] for name in names] == shown
+
+
+@pytest.mark.parametrize(
     ("changed", "message"),
     [
         ({"client_test_accuracy": 3}, "client_test_accuracy.* is 3; it must be a list"),

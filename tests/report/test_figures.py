@@ -56,6 +56,18 @@ def test_a_cost_is_logarithmic_where_totals_differ_tenfold(tmp_path, ratio, scal
     assert uplink.get_xscale() == scale
 
 
+def test_groups_of_one_method_have_rows_and_colours_of_their_own(tmp_path):
+    """Also where one of them lacks the setting that the others have."""
+    for name, top, given in (("a", 0.5, {}), ("b", 0.6, {"clip_norm": 1}), ("c", 0.7, {"w": 2})):
+        write_run(tmp_path / name, [0.1, top], **given)
+    groups = groups_of(tmp_path)
+    axes = ranking_figure(groups).axes[0]
+    names = [label.get_text() for label in axes.get_yticklabels()]
+    assert names == ["fedavg", "fedavg (clip_norm=1)", "fedavg (w=2)"]
+    lines = thick(accuracy_figure(groups).axes[0])
+    assert len({line.get_color() for line in lines}) == 3
+
+
 def test_more_runs_than_lines_become_a_shade(tmp_path):
     for name in "abcde":
         for seed in range(3):

@@ -21,6 +21,7 @@ from fedjax_lab.report.statistics import best, last, reach
 from fedjax_lab.report.tables import (
     accuracy_table,
     run_table,
+    seed_table,
     target_table,
     time_table,
 )
@@ -77,7 +78,7 @@ def test_one_run_by_hand(tmp_path):
     # 0.9 is reached first in the 6th evaluation, round 30; 95 % of 0.95 is 0.9025.
     assert target_table(groups, 0.9)[1] == ["fedavg", "1 of 1", "30", "30.0", "3,000", "3.00"]
     assert default_target(groups) == 0.902
-    assert time_table(groups)[1] == ["fedavg", "3.0", "6.0", "10.0"]
+    assert time_table(groups)[1] == ["fedavg", "3.00", "6.00", "10.0"]
 
 
 def test_seeds_are_one_row_with_an_interval(tmp_path):
@@ -109,6 +110,21 @@ def test_seeds_are_one_row_with_an_interval(tmp_path):
 def test_a_small_uplink_has_its_digits(sent, shown, tmp_path):
     head, row = target_table(groups_of(write_run(tmp_path / "a", [0.9], up=sent, every=1)), 0.5)
     assert dict(zip(head, row, strict=True))["uplink (MB)"] == shown
+
+
+def test_small_costs_and_speeds_have_their_digits(tmp_path):
+    """By hand: epsilon 0.03 / 10, 10 rounds in 300 s, 0.02 s of compilation, 0.3 / 10 s to 0.7."""
+    costs = {"epsilon": 0.03, "simulated_seconds": 0.3}
+    path = write_run(tmp_path / "a", [0.5, 0.7], more=costs)
+    times = [{"round": 5, "seconds": 9}, {"round": 10, "seconds": 300, "compile_seconds": 0.02}]
+    (path / "times.jsonl").write_text("".join(json.dumps(row) + "\n" for row in times))
+    groups = groups_of(path)
+    assert time_table(groups)[1] == ["fedavg", "0.0200", "300.0", "0.0333"]
+    for rows in (accuracy_table(groups), seed_table(groups[0].runs)):
+        assert rows[1][rows[0].index("epsilon")] == "0.00300"
+        assert rows[1][rows[0].index("top (%)")] == "70.00"
+    head, row = target_table(groups, 0.7)
+    assert row[head.index("simulated seconds")] == "0.0300"
 
 
 def test_simulated_seconds_to_the_target(tmp_path):
@@ -145,6 +161,35 @@ def test_long_labels_become_numbers_with_a_list(tmp_path):
     groups = groups_of(*paths)
     assert [group.label for group in groups] == ["fedavg #1", "fedavg #2"]
     assert "| fedavg #2 | client_lr `20`, prox_weight `20`" in summary_table(groups)
+
+
+def test_labels_name_what_one_of_them_lacks(tmp_path):
+    write_run(tmp_path / "a")
+    write_run(tmp_path / "b", clip_norm=1.0)
+    write_run(tmp_path / "c", clip_norm=1.0, compressor="sign")
+    other = {"client_lr": 0.1, "prox_weight": 0.5}  # an argument of the other method
+    write_run(tmp_path / "d", algorithm="fedprox", hyperparameters=other)
+    groups = groups_of(tmp_path)
+    differs = ["", "clip_norm=1", "clip_norm=1, compressor=sign", ""]
+    assert [group.differs for group in groups] == differs
+    shown = [group.label for group in groups]
+    assert shown == ["fedavg", *(f"fedavg ({text})" for text in differs[1:3]), "fedprox"]
+
+
+def test_a_schedule_and_a_constant_differ_by_name(tmp_path):
+    arguments = {"decay_rate": 0.9, "init_value": 0.1}
+    rate = {"function": "optax.exponential_decay", "arguments": arguments}
+    for name, lr in (("a", 0.1), ("b", rate)):
+        write_run(tmp_path / name, run_config={}, hyperparameters={"client_lr": lr})
+    differs = [group.differs for group in groups_of(tmp_path)]
+    assert differs == ["client_lr=0.1", "client_lr=exponential_decay"]
+
+
+def test_no_two_groups_have_one_label(tmp_path):
+    """Their values agree in the digits that a label has."""
+    for name, lr in (("a", 0.12345678), ("b", 0.12345679)):
+        write_run(tmp_path / name, lr=lr)
+    assert [group.label for group in groups_of(tmp_path)] == ["fedavg #1", "fedavg #2"]
 
 
 def test_options_and_other_maps_make_other_rows(tmp_path):
@@ -203,6 +248,25 @@ def test_a_run_without_times_and_summary_is_shown(tmp_path):
     assert "**Unfinished runs: 1**" in summary_table(groups)
 
 
+def test_a_run_that_ended_by_stop_when_says_why_it_has_no_tail(tmp_path):
+    whole = write_run(tmp_path / "a")
+    path = write_run(tmp_path / "b", CURVE[:6], algorithm="scaffold", rounds=60)
+    (path / "summary.json").write_text(json.dumps({"stopped": "stop_when", "round": 30}))
+    groups = groups_of(whole, path)
+    head, _, row = accuracy_table(groups)
+    assert row[head.index("mean of rounds 55 to 60 (%)")] == "-"
+    assert [row[-2] for row in run_table(groups)[1:]] == ["60", "30 of 60, ended by stop_when"]
+    text = summary_table(groups)
+    why = "**Runs that ended by stop_when before round 60 and have no mean of the last tenth: 1**"
+    assert why in text
+    assert "Unfinished" not in text
+    assert "stop_when" not in summary_table(groups_of(whole))
+    (path / "summary.json").write_text(json.dumps({"stopped": "stop_when", "round": 20}))
+    later = summary_table(groups_of(path))  # it has gone on since
+    assert "**Unfinished runs: 1**" in later
+    assert "stop_when" not in later
+
+
 @pytest.mark.parametrize(
     ("file", "text", "message"),
     [
@@ -245,6 +309,8 @@ def test_a_run_without_times_and_summary_is_shown(tmp_path):
         ("config.json", edited(run_config={"init_seed": [1]}), "'run_config.init_seed' is"),
         ("config.json", edited(versions=[]), r"'versions' is \[\]; it must be an object"),
         ("summary.json", "{", "summary.json cannot be read"),
+        ("summary.json", '{"round": 5, "round": 6}', "cannot be read .*'round' is given twice"),
+        ("partition.json", '{"hash": "h", "more": NaN}', "cannot be read .*NaN is no number of"),
         ("summary.json", '{"stopped": 3}', "'stopped' is 3; it must be a text"),
         (
             "summary.json",

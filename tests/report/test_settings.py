@@ -255,6 +255,39 @@ def test_a_method_tuned_in_each_setting_is_one_row(tmp_path):
     assert "Hyperparameters that differ between the settings: fedavg: client_lr." in text
 
 
+def test_a_table_names_each_group_of_a_setting(tmp_path):
+    """Also by a setting that one of them lacks, and by the distance of the evaluations."""
+    write_run(tmp_path / "plain", [0.5, 0.6], every=5, eval_every=5)
+    write_run(tmp_path / "often", [0.5] * 9 + [0.7], every=1, eval_every=1)
+    write_run(tmp_path / "clipped", [0.5, 0.8], every=5, eval_every=5, clip_norm=1.0)
+    (pivot,) = pivots_of(load_runs([tmp_path]), ("method", "num_clients"))
+    assert {row: round(cell.score.mean) for (row, _), cell in pivot.cells.items()} == {
+        "fedavg (eval_every=5)": 60,
+        "fedavg (eval_every=1)": 70,
+        "fedavg (eval_every=5, clip_norm=1)": 80,
+    }
+    assert pivot.merged == {}
+
+
+def test_what_differs_between_settings_alone_makes_no_row(tmp_path):
+    """It was tuned there, and one of the settings may lack it."""
+    for spec, tuned in (("iid", {}), ("dirichlet:1", {"clip_norm": 1.0, "eval_every": 2})):
+        for weight in (0.1, 1.0):
+            given = {"hyperparameters": {"prox_weight": weight}, **tuned, **partition(spec)}
+            write_run(tmp_path / f"{spec}{weight}", [0.5], algorithm="fedprox", **given)
+    (pivot,) = pivots_of(load_runs([tmp_path]), ("method", "partition"))
+    assert pivot.rows == ["fedprox (prox_weight=0.1)", "fedprox (prox_weight=1)"]
+    assert len(pivot.cells) == 4
+    assert pivot.merged == {"fedprox": ["clip_norm"]}
+
+
+def test_groups_that_a_table_cannot_tell_apart_are_refused(tmp_path):
+    for name, weight in (("a", 0.12345678), ("b", 0.12345679)):
+        write_run(tmp_path / name, hyperparameters={"prox_weight": weight})
+    with pytest.raises(ValueError, match=r"prox_weight=0.123457\) and iid.*differ in prox_weight"):
+        pivots_of(load_runs([tmp_path]), ("method", "partition"))
+
+
 def test_numbers_in_columns_are_in_their_order(tmp_path):
     for count in (100, 20, 3):
         write_run(tmp_path / str(count), [0.5], num_clients=count)
@@ -535,11 +568,17 @@ def test_a_table_that_a_seed_divides_is_one_data_set(tmp_path):
     assert len(group.runs) == 2
 
 
-def test_two_sections_never_share_a_cell(tmp_path):
-    for name in ("a", "b"):
-        write_run(tmp_path / name, data={"hash": name})
-    with pytest.raises(ValueError, match="two cells are fedavg and digits: their data differ"):
-        pivots_of(load_runs([tmp_path]), ("method", "dataset"))
+@pytest.mark.parametrize("other", ["fedavg", "scaffold"])
+def test_two_sections_never_share_a_column(tmp_path, other):
+    """They have no common best one, whether or not they have a method in common."""
+    write_run(tmp_path / "a", [0.5], data={"hash": "a"})
+    write_run(tmp_path / "b", [0.9], data={"hash": "b"}, algorithm=other)
+    for axes in (("method", "dataset"), ("dataset", "method")):
+        with pytest.raises(ValueError, match=r"/a and .*/b are both of dataset digits.*data_hash"):
+            pivots_of(load_runs([tmp_path]), axes)
+
+
+def test_columns_of_a_tables_target_are_other_tables(tmp_path):
     asked = {"run_config": {"dataset": "csv:t.csv", "seed": 0, "client_lr": 0.1, "option": {}}}
     for target in ("y", "z"):
         asked["run_config"]["target"] = [target]
