@@ -26,6 +26,7 @@ from fedjax_lab.models.lowering import lowered
 from fedjax_lab.signatures import suggest_keywords
 from fedjax_lab.simulation.arguments import check_finite_data, check_labels_of
 from fedjax_lab.simulation.processes import Processes
+from fedjax_lab.storage.fingerprint import hash_arrays
 from fedjax_lab.types import Params, PyTree
 
 # (params, examples [B, ...]) -> (correct [B], losses [B]), both float; or another score, whose
@@ -300,7 +301,7 @@ def on_all_devices(
       may_divide: params -> whether devices share the work.
 
     Raises:
-      ValueError: ``lowering`` is unknown.
+      ValueError: ``lowering`` is unknown; or, when they evaluate, processes have different data.
     """
     check_choice("lowering", lowering, LOWERINGS)
 
@@ -316,6 +317,8 @@ def on_all_devices(
     def copies_on(mesh):
         everywhere = NamedSharding(mesh, PartitionSpec())
         if processes.is_multiprocess:
+            processes.meet()
+            processes.agree({"the evaluation's examples": hash_arrays(processes.local(resident))})
             return processes.put(resident, everywhere)
         data, frozen = resident
         return jax.device_put(data, everywhere), on_mesh(frozen, mesh, shard_largest)
@@ -331,8 +334,10 @@ def on_all_devices(
 
     def evaluate(params):
         mesh = divided_over((params, resident[1])) or everybody
-        if mesh is None or is_traced(params) or not may_divide(params):
+        if mesh is None or is_traced(params):
             return scores(params, resident, None)
+        if not may_divide(params):
+            return scores(processes.collected(params), resident, None)
         if processes.is_multiprocess:
             params = processes.put(params, NamedSharding(mesh, PartitionSpec()))
             leaves, structure = jax.tree.flatten(params)
