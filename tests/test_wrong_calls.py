@@ -37,6 +37,12 @@ from fedjax_lab import (
     with_robust_aggregation,
     with_secure_aggregation,
 )
+from fedjax_lab.simulation.evaluate import build_client_evaluation
+from fedjax_lab.simulation.evaluate_personal import (
+    build_personal_evaluation,
+    client_models,
+    personal_scores,
+)
 
 MODEL = models.linear(3)
 X, Y = np.arange(36, dtype=np.float32).reshape(12, 3), np.arange(12, dtype=np.int32) % 3
@@ -108,6 +114,13 @@ def drawn(sampler):
 
 def scored(counts, test=EXAMPLES):
     return build_evaluation(counts, test)(params())
+
+
+def own_models(counts=two_arguments, model_of=None, tests=None, state=None):
+    """Scores of the clients' own models, which are the global one."""
+    model_of = client_models(fedavg()) if model_of is None else model_of
+    evaluate = build_personal_evaluation(counts, model_of, clients() if tests is None else tests)
+    return evaluate(fedavg().init(params(), 4) if state is None else state)
 
 
 def by_python(round):
@@ -325,7 +338,24 @@ RESULTS = [
         ["examples is tuple", "x and y"],
     ),
 ]
-CASES = FACTORIES + SIMULATIONS + WRAPPERS + DATA + SIGNS_AND_SCHEDULES + RESULTS
+EVALUATIONS = [
+    (lambda: build_client_evaluation(None, clients()), ["count_fn is None", "accuracy_counts"]),
+    (lambda: build_client_evaluation(loss, (X, Y)), ["clients is tuple", "FederatedArrays"]),
+    (lambda: own_models(counts=3), ["count_fn is 3", "accuracy_counts"]),
+    (lambda: own_models(model_of=fedavg()), ["model_of is fedavg", "client_models(algorithm)"]),
+    (lambda: own_models(model_of=params()), ["model_of is {", "client_models(algorithm)"]),
+    (lambda: own_models(tests={"a": (X, Y)}), ["clients is dict", "FederatedArrays"]),
+    (lambda: own_models(state=params()), ["state is dict", "FedState", "result.state"]),
+    (lambda: own_models(), ["count_fn returned dict", "(correct [B], losses [B])"]),
+    (
+        lambda: own_models(model_of=client_models(A.ditto(loss, **LOSS)), state=params()),
+        ["state is dict", "FedState"],
+    ),
+    (lambda: client_models(A.fedavg), ["algorithm is fedavg", "client_lr"]),
+    (lambda: client_models(fedavg(), EXAMPLES), ["train is Examples", "FederatedArrays"]),
+    (lambda: personal_scores([0.1, 0.2, 0.3], [1, 2]), ["(3,)", "(2,)", "for each client"]),
+]
+CASES = EVALUATIONS + FACTORIES + SIMULATIONS + WRAPPERS + DATA + SIGNS_AND_SCHEDULES + RESULTS
 
 
 def test_there_are_a_hundred():

@@ -51,11 +51,11 @@ def _load_federated(settings: DataSettings) -> TableData:
     train, test = (data.Examples(*map(np.asarray, part.examples)) for part in (clients, tests))
     if not settings.is_natural:
         return TableData(train, test, None, None, NUM_TOKENS)
-    smallest, least = int(clients.sizes.min()), settings.min_client_size or 1
+    smallest, least = int(clients.sizes.min()), settings.least_examples
     if smallest < least:
         raise ValueError(
             f"min_client_size is {least}; the smallest client of {settings.dataset} has {smallest} "
-            "examples: omit min_client_size."
+            f"examples: min_client_size={smallest} takes it."
         )
     return TableData(train, test, clients, tests, NUM_TOKENS)
 
@@ -71,14 +71,16 @@ def _load_own(settings: DataSettings) -> TableData:
         names = list(train) if of_clients else []
         given = [train[name] for name in names] if of_clients else [train]
         parts = [(np.asarray(part[0]), np.asarray(part[1])) for part in given]
-        x, y = (np.concatenate([part[i] for part in parts]) for i in (0, 1))
+        # Arrays without examples may have another shape and dtype.
+        filled = [part for part in parts if len(part[0]) or len(part[1])] or parts
+        x, y = (np.concatenate([part[i] for part in filled]) for i in (0, 1))
         arrays = {"x_train": x, "y_train": y}
         arrays |= {"x_test": np.asarray(test[0]), "y_test": np.asarray(test[1])}
     except (TypeError, ValueError, LookupError) as error:
         raise TypeError(
             f"{owner}, which returned a {type(returned).__name__}; {_FORMS} ({error})."
         ) from error
-    _check_dtypes(owner, names, parts)
+    _check_parts(owner, names, parts)
     if of_clients != settings.is_natural:
         comes, flag = ("with its", "natural") if of_clients else ("without", "iid or another one")
         raise ValueError(
@@ -99,14 +101,20 @@ def _load_own(settings: DataSettings) -> TableData:
         ends = np.cumsum([0, *(len(part[1]) for part in parts)])
         bounds = zip(names, ends, ends[1:], strict=False)
         held = {name: (train.x[a:b], train.y[a:b]) for name, a, b in bounds}
-        clients = data.from_clients(held, min_size=settings.min_client_size or 1)
+        clients = data.from_clients(held, min_size=settings.least_examples)
     return TableData(train, test, clients, None, classes)
 
 
-def _check_dtypes(
+def _check_parts(
     owner: str, names: Sequence[Any], parts: Sequence[tuple[np.ndarray, np.ndarray]]
 ) -> None:
-    """Check that the examples of all clients have one dtype; joined ones would hide another."""
+    """Check what joined clients would hide: other numbers of inputs than targets, other dtypes."""
+    for name, (x, y) in zip(names, parts, strict=False):
+        if len(x) != len(y):
+            raise ValueError(
+                f"{owner}: client {name!r} has {len(x)} inputs and {len(y)} targets; there must be "
+                "as many."
+            )
     filled = [(name, part) for name, part in zip(names, parts, strict=False) if part[0].size]
     for name, part in filled:
         for place, array, of_first in zip("xy", part, filled[0][1], strict=True):

@@ -230,6 +230,11 @@ class DataSettings:
         """Whether the partition uses the clients' own ids."""
         return self.partition.partition(":")[0] == NATURAL_SCHEME
 
+    @property
+    def least_examples(self) -> int:
+        """Examples that each client has at least, of data that come with their clients."""
+        return 1 if self.min_client_size is None else self.min_client_size
+
     def load_options(self) -> dict[str, Any]:
         """Return the options of ``data.load``."""
         return {name: getattr(self, name) for name in LOAD_OPTIONS}

@@ -129,8 +129,7 @@ def load_table(settings: DataSettings, seed: int) -> TableData:
     (x, y), owners, names = found.examples, None, None
     if found.ids is not None:
         about = f"client={settings.client!r}"
-        smallest = 1 if settings.min_client_size is None else settings.min_client_size
-        names, owners = number_owners(found.ids, smallest, about)
+        names, owners = number_owners(found.ids, settings.least_examples, about)
     kind, share = _split(settings.test_split)
     if share is None:
         return _with_file(settings, kind, inputs, found, (names, owners))

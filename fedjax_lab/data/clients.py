@@ -36,10 +36,10 @@ def from_clients(clients: Mapping[Any, PyTree], *, min_size: int = 1) -> Federat
         clients.names  # ("alice", "bob")
 
     Args:
-      clients: mapping from ids (text, integers, or objects with a string form) to examples, in the
-        order of the client numbers. Examples are a tuple (x, y), which becomes ``Examples``, or any
-        other pytree of arrays [n_i, ...], with targets of any kind and shape. Structure, dtypes and
-        the shape of an example must be the same for all clients.
+      clients: mapping from ids (text, also as bytes, integers, or objects with a string form) to
+        examples, in the order of the client numbers. Examples are a tuple (x, y), which becomes
+        ``Examples``, or any other pytree of arrays [n_i, ...], with targets of any kind and shape.
+        Structure, dtypes and the shape of an example must be the same for all clients.
       min_size: examples that every client has at least; 0 allows empty clients, which are never
         drawn. Their arrays may be ``np.array([])``.
 
@@ -60,7 +60,7 @@ def from_clients(clients: Mapping[Any, PyTree], *, min_size: int = 1) -> Federat
         )
     if not clients:
         raise ValueError("clients is empty; there must be at least one.")
-    names = tuple(map(str, clients))
+    names = tuple(map(name_of, clients))
     if (twice := repeated(names)) is not None:
         raise ValueError(f"clients has two ids with the text {twice!r}; they must differ.")
     for name in names:
@@ -75,6 +75,17 @@ def from_clients(clients: Mapping[Any, PyTree], *, min_size: int = 1) -> Federat
     examples = jax.tree.map(lambda *parts: np.concatenate(parts), *held)
     host = Partition(np.arange(count, dtype=np.int32), np.array(sizes, np.int32), "natural", 0)
     return from_partition(examples, host, names)
+
+
+def name_of(client_id: Any) -> str:
+    """Return the name of a client: its id as text, of bytes what they say in UTF-8.
+
+    Args:
+      client_id: any value; bytes that are no UTF-8 stay as escapes, such as \\xff.
+    """
+    if isinstance(client_id, bytes):
+        return client_id.decode("utf-8", "backslashreplace")
+    return str(client_id)
 
 
 def _size(name: str, tree: PyTree, min_size: int) -> int:

@@ -40,8 +40,9 @@ def read_image_folder(
     The folder has train and test (or val, valid, validation), and each of them a sub-folder for
     each class. Or it has the classes' sub-folders itself: then the last tenth of each class, in the
     order of the files' names, is the test set. Classes are numbered in the order of their names.
-    Names that begin with a dot are passed over. Images are turned and mirrored as their EXIF
-    orientation says, as programs show them (in PNG files, if it stands before the pixels).
+    Names that begin with a dot are passed over, and so are files beside the sub-folders. Images are
+    turned and mirrored as their EXIF orientation says, as programs show them (in PNG files, if it
+    stands before the pixels).
 
     Args:
       folder: the folder.
@@ -115,7 +116,7 @@ def _files(folder: Path) -> tuple[dict[str, list[tuple[Path, int]]], int]:
         found["test"] += [(file, label) for file in of_class[name][end:]]
     if is_divided:
         assert test is not None
-        for entry in _entries(test):
+        for entry in filter(Path.is_dir, _entries(test)):
             if entry.name not in classes:
                 raise ValueError(
                     f"{entry}: the training set has no class {entry.name!r}; it has "

@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 from flax import serialization
 
+from fedjax_lab.checks import repeated, warn
 from fedjax_lab.data import tfds
-from fedjax_lab.data.clients import from_clients
+from fedjax_lab.data.clients import from_clients, name_of
 from fedjax_lab.data.columns import Categories, Columns, read_columns, several
 from fedjax_lab.data.federated import FederatedArrays, partition
 from fedjax_lab.data.partition import number_owners
@@ -59,7 +60,8 @@ def from_table(
         has them: "007" and "7" are two clients.
       x: name of the column of inputs; or several names of columns [n], which become one float array
         [n, number of columns].
-      y: name of the column of targets, or several names.
+      y: name of the column of targets, or several names. One that is also among several inputs is
+        warned of.
       min_size: examples that every client has at least.
       categories: {text column: its values in the order of their codes, or None for the values that
         occur, sorted}. It makes a column one of text, whatever its cells are. With the values of a
@@ -85,10 +87,21 @@ def from_table(
         row, column and value); ``categories`` or ``missing`` do not fit; a client has fewer than
         ``min_size`` rows; or ids are neither integers nor text.
     """
+    _warn_of_leaks(several(x), several(y))
     rows = read_columns(Table(table, missing), x, y, client=client, categories=categories)
     names, owners = number_owners(rows.ids, min_size, f"client={client!r}")
     clients = partition(rows.examples, owners, len(names), min_size=min_size)
     return dataclasses.replace(clients, names=names, categories=tuple(rows.categories.items()))
+
+
+def _warn_of_leaks(x: list[Any], y: list[Any]) -> None:
+    """Warn of targets among the inputs; an autoencoder has all inputs as targets."""
+    both = [name for name in y if name in x]
+    if both and set(x) != set(y):
+        warn(
+            f"x has {both[0]!r}, which is in y, too: a model that sees what it is to foretell "
+            "learns nothing. Leave it out of x."
+        )
 
 
 @suggest_keywords
@@ -149,10 +162,15 @@ def load_leaf(
       floats.
 
     Raises:
-      FileNotFoundError: the folder has no such file.
-      ValueError: a file is damaged or lacks a field; a user occurs twice, or has another number of
-        examples than ``num_samples``; or as in ``from_clients``.
+      FileNotFoundError: ``folder`` is no folder, or has no such file.
+      TypeError: ``convert`` is no function.
+      ValueError: a file is damaged or lacks a field; a user occurs twice, has data but is not among
+        ``users``, or has another number of examples than ``num_samples``; no file has a user; or as
+        in ``from_clients``.
     """
+    _check_convert(convert, "(x, y)")
+    if not Path(folder).is_dir():
+        raise FileNotFoundError(f"folder is {folder}; there is no such folder.")
     paths = sorted(Path(folder).glob("*.json"))
     if not paths:
         raise FileNotFoundError(f"folder is {folder}, which has no file *.json.")
@@ -164,6 +182,8 @@ def load_leaf(
             clients[user] = (
                 convert(x, y) if convert else _leaf_examples(f"{path}, user {user!r}", x, y)
             )
+    if not clients:
+        raise ValueError(f"folder is {folder}, whose files have no users.")
     if convert is None:  # 1 and 1.5 are both numbers in JSON
         some = [user for user in clients.values() if len(user.y)] or list(clients.values())
         x_kind = np.result_type(*(user.x.dtype for user in some))
@@ -172,6 +192,11 @@ def load_leaf(
             user: Examples(x.astype(x_kind), y.astype(y_kind)) for user, (x, y) in clients.items()
         }
     return from_clients(clients, min_size=min_size)
+
+
+def _check_convert(convert: Any, of: str) -> None:
+    if not (convert is None or callable(convert)):
+        raise TypeError(f"convert is {convert!r}; it must be a function of {of}, or None.")
 
 
 def _leaf_examples(where: str, x: list, y: list) -> Examples:
@@ -194,10 +219,12 @@ def leaf_users(path: Path) -> Iterable[tuple[str, list, list]]:
       path: the file.
 
     Raises:
-      ValueError: it is damaged or lacks a field.
+      ValueError: it is damaged, lacks a field or has one twice, or its fields differ in their users
+        or numbers of examples.
     """
     try:
-        content = json.loads(path.read_text(encoding="utf-8-sig"))
+        text = path.read_text(encoding="utf-8-sig")
+        content = json.loads(text, object_pairs_hook=_each_once)
         users, data = list(map(str, content["users"])), content["user_data"]
         found = [(user, list(data[user]["x"]), list(data[user]["y"])) for user in users]
         stated = content.get("num_samples", [len(y) for _, _, y in found])
@@ -206,9 +233,31 @@ def leaf_users(path: Path) -> Iterable[tuple[str, list, list]]:
             f"{path}: not in LEAF's layout (users, num_samples, user_data with x and y for each "
             f"user): {type(error).__name__} {error}"
         ) from error
-    if stated != [len(y) for _, _, y in found]:
-        raise ValueError(f"{path}: num_samples differs from the users' numbers of examples.")
+    if others := data.keys() - set(users):
+        raise ValueError(
+            f"{path}: user_data has {min(others)!r}, who is not among users; its examples would be "
+            "left out."
+        )
+    counts = [len(y) for _, _, y in found]
+    if stated != counts:
+        raise ValueError(f"{path}: num_samples {_difference(users, stated, counts)}.")
     return found
+
+
+def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Make a JSON object, of which Python would keep the last of several fields of one name."""
+    if (twice := repeated(name for name, _ in pairs)) is not None:
+        raise ValueError(f"{twice!r} occurs twice in one object.")
+    return dict(pairs)
+
+
+def _difference(users: list[str], stated: Any, counts: list[int]) -> str:
+    """Describe how LEAF's ``num_samples`` differs from the numbers of examples."""
+    if not isinstance(stated, list) or len(stated) != len(counts):
+        return f"is {stated!r:.60}; it must be a list of {len(counts)} numbers, one for each user"
+    rows = zip(users, stated, counts, strict=True)
+    user, number, count = next(row for row in rows if row[1] != row[2])
+    return f"is {number!r} for the user {user!r}, who has {count} example{'s' * (count != 1)}"
 
 
 @suggest_keywords
@@ -232,8 +281,11 @@ def load_fedjax(
 
     Raises:
       FileNotFoundError: there is no such file.
-      ValueError: it is not such a database, or it is damaged; or as in ``from_clients``.
+      TypeError: ``convert`` is no function.
+      ValueError: it is not such a database, or it is damaged; ids are neither bytes nor text, or
+        two are the same text; or as in ``from_clients``.
     """
+    _check_convert(convert, "a client's dict of arrays")
     clients: dict[str, PyTree] = dict(read_fedjax(Path(path)))
     if convert is not None:
         clients = {name: convert(arrays) for name, arrays in clients.items()}
@@ -248,19 +300,24 @@ def read_fedjax(path: Path) -> dict[str, dict[str, Any]]:
 
     Raises:
       FileNotFoundError: there is no such file.
-      ValueError: it is not such a database, or it is damaged.
+      ValueError: it is not such a database, or it is damaged; or ids are neither bytes nor text, or
+        two are the same text.
     """
     if not path.is_file():
         raise FileNotFoundError(f"path is {path}; there is no such file.")
     connection = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)
-    clients: dict[str, dict[str, Any]] = {}
+    clients: list[tuple[str, dict[str, Any]]] = []
     try:
         rows = connection.execute("SELECT client_id, data FROM federated_data ORDER BY rowid")
         for client_id, packed in rows:
-            name = bytes(client_id).decode("utf-8", "backslashreplace")
-            clients[name] = serialization.msgpack_restore(zlib.decompress(packed))
+            arrays = serialization.msgpack_restore(zlib.decompress(packed))
+            if not isinstance(client_id, (bytes, str)):
+                raise TypeError(f"a client has the id {client_id!r}; ids must be bytes or text.")
+            clients.append((name_of(client_id), arrays))
     except (sqlite3.Error, zlib.error, ValueError, TypeError) as error:
         raise ValueError(f"{path}: no federated data set of FedJAX's: {error}") from error
     finally:
         connection.close()
-    return clients
+    if (twice := repeated(name for name, _ in clients)) is not None:
+        raise ValueError(f"{path}: two clients have ids with the text {twice!r}; they must differ.")
+    return dict(clients)

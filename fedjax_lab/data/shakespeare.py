@@ -123,6 +123,7 @@ def load_federated(
     Raises:
       FileNotFoundError: there is no such folder, or it has none of these files.
       ImportError: a .h5 file needs h5py, which is missing.
+      TypeError: ``join_speeches`` is neither a truth value nor None.
       ValueError: the name is unknown, or a file is damaged or of another kind.
     """
     check_choice("name", name, FEDERATED)
@@ -142,8 +143,10 @@ def read_roles(path: str | Path, *, join_speeches: bool | None = None) -> Roles:
       path, join_speeches: as in ``load_federated``.
 
     Raises:
-      FileNotFoundError, ImportError, ValueError: as ``load_federated``.
+      FileNotFoundError, ImportError, TypeError, ValueError: as ``load_federated``.
     """
+    if not (join_speeches is None or isinstance(join_speeches, bool)):
+        raise TypeError(f"join_speeches is {join_speeches!r}; it must be True, False or None.")
     folder = Path(path)
     found = {
         "texts": sorted((folder / _TEXTS).glob(_MODERN))
@@ -299,12 +302,12 @@ def _characters(speeches: Sequence[str]) -> int:
 def _joined(
     speeches: Mapping[str, Sequence[str]], left_out: Mapping[str, tuple[int, int]]
 ) -> Roles:
-    """Join a role's speeches to one text, and hold its last fifth out."""
+    """Join a role's speeches to one text, and hold its last fifth out, which may be nothing."""
     train, test = {}, {}
     for role, of_role in speeches.items():
         text = " ".join(" ".join(of_role).split())
         end = len(text) - len(text) // 5
-        train[role], test[role] = [text[:end]], [text[end:]]
+        train[role], test[role] = ([part] if part else [] for part in (text[:end], text[end:]))
     return Roles(train, test, dict(left_out))
 
 
@@ -329,9 +332,9 @@ def _leaf_texts(files: Sequence[Path]) -> Iterator[tuple[str, str]]:
             seen.add(user)
             if not all(isinstance(text, str) for text in (*x, *y)):
                 raise ValueError(f"{file}, user {user!r}: x and y must be text.")
-            if not x and not y:
-                continue  # a client without text
             text = "".join((*x[:1], *y))
+            if not text.strip():
+                continue  # a client without text
             length = len(text) - len(y)
             if any(len(next_) != 1 for next_ in y) or any(
                 stretch != text[place : place + length] for place, stretch in enumerate(x)
@@ -372,4 +375,4 @@ def _read_sqlite(file: Path) -> dict[str, list[str]]:
 
 
 def _decoded(snippets: Sequence[bytes]) -> list[str]:
-    return [snippet.decode("utf-8") for snippet in snippets]
+    return [snippet.decode("utf-8") for snippet in snippets if snippet]

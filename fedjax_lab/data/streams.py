@@ -346,17 +346,18 @@ def check_resident(clients: Any, what: str) -> None:
         )
 
 
-def check_clients(clients: Any) -> None:
+def check_clients(clients: Any, argument: str = "clients") -> None:
     """Check that clients' data are a federation.
 
     Args:
       clients: should be ``FederatedArrays`` or ``FederatedStream``.
+      argument: name of the argument, for the error.
 
     Raises:
       TypeError: it is neither.
     """
     if not isinstance(clients, (FederatedArrays, FederatedStream)):
         raise TypeError(
-            f"clients is {type(clients).__name__}, not FederatedArrays; see "
+            f"{argument} is {type(clients).__name__}, not FederatedArrays; see "
             "fedjax_lab.data.partition."
         )

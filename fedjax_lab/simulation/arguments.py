@@ -147,21 +147,39 @@ def warn_of_nonfinite_data(clients: FederatedArrays) -> None:
     Args:
       clients: the clients' data.
     """
+    if found := _nonfinite(clients):
+        warn(f"{found}; on_nonfinite decides what happens in a round that uses them.")
+
+
+def check_finite_data(clients: FederatedArrays) -> None:
+    """Refuse clients whose examples hold NaN or infinite values, before they are scored.
+
+    Args:
+      clients: the clients' data.
+
+    Raises:
+      ValueError: some do; the message has the clients' ids or names.
+    """
+    if found := _nonfinite(clients):
+        raise ValueError(f"{found}, so a score would be meaningless.")
+
+
+def _nonfinite(clients: FederatedArrays) -> str:
+    """Describe the examples with NaN or infinite values; an empty text if there are none."""
     leaves = [x for x in jax.tree.leaves(clients.examples) if jnp.issubdtype(x.dtype, jnp.floating)]
     broken = np.zeros(clients.indices.shape[0], bool)
     for leaf in leaves:
         finite = jnp.isfinite(leaf).reshape(leaf.shape[0], -1).all(1)
         broken |= ~np.asarray(finite)[np.asarray(clients.indices)]
     if not broken.any():
-        return
+        return ""
     owners = np.repeat(np.arange(clients.num_clients), np.asarray(clients.sizes))
     ids = np.unique(owners[broken]).tolist()
     named = ids if clients.names is None else [clients.names[i] for i in ids]
     more = f" and {len(ids) - _NAMED} more" if len(ids) > _NAMED else ""
-    warn(
+    return (
         f"{broken.sum()} examples of the clients {', '.join(map(str, named[:_NAMED]))}{more} "
-        "have values that are not finite; on_nonfinite decides what happens in a round that "
-        "uses them.",
+        "have values that are not finite"
     )
 
 

@@ -15,7 +15,7 @@ from fedjax_lab.clients.metrics import takes_mask
 from fedjax_lab.clients.model_axis import divided_over, on_mesh, shard_largest
 from fedjax_lab.data import FederatedArrays
 from fedjax_lab.data.dtypes import to_device
-from fedjax_lab.data.streams import check_resident
+from fedjax_lab.data.streams import check_clients, check_resident
 from fedjax_lab.machine.compiler import mesh_of
 from fedjax_lab.machine.keys import seeded
 from fedjax_lab.machine.program_cache import keep_by_default
@@ -24,8 +24,9 @@ from fedjax_lab.models.base import Apply
 from fedjax_lab.models.batch_norm import recompute_statistics
 from fedjax_lab.models.lowering import lowered
 from fedjax_lab.signatures import suggest_keywords
-from fedjax_lab.simulation.arguments import check_labels_of
+from fedjax_lab.simulation.arguments import check_finite_data, check_labels_of
 from fedjax_lab.simulation.processes import Processes
+from fedjax_lab.storage.fingerprint import hash_arrays
 from fedjax_lab.types import Params, PyTree
 
 # (params, examples [B, ...]) -> (correct [B], losses [B]), both float; or another score, whose
@@ -67,11 +68,7 @@ def build_evaluation(
       TypeError: ``test`` is a stream, or ``count_fn`` is no function or (at the first call) returns
         something else.
     """
-    if not callable(count_fn):
-        raise TypeError(
-            f"count_fn is {count_fn!r}; it must be a function, such as "
-            "models.accuracy_counts(model.apply)."
-        )
+    check_count_fn(count_fn)
     check_int("batch_size", batch_size, minimum=1)
     check_resident(test, "build_evaluation")
     keep_by_default()
@@ -100,6 +97,38 @@ def build_evaluation(
     return _checked_first(evaluate, count_fn, test, frozen, batch_size)
 
 
+def check_count_fn(count_fn: Any) -> None:
+    """Check that an evaluation has a function that scores examples.
+
+    Args:
+      count_fn: as in ``build_evaluation``.
+
+    Raises:
+      TypeError: it is no function.
+    """
+    if not callable(count_fn):
+        raise TypeError(
+            f"count_fn is {count_fn!r}; it must be a function, such as "
+            "models.accuracy_counts(model.apply)."
+        )
+
+
+def check_scored(clients: Any, what: str) -> None:
+    """Check the clients of an evaluation.
+
+    Args:
+      clients: should be ``FederatedArrays``.
+      what: name of the evaluation.
+
+    Raises:
+      TypeError: it is something else.
+      ValueError: a client has values that are not finite.
+    """
+    check_clients(clients)
+    check_resident(clients, what)
+    check_finite_data(clients)
+
+
 def _checked_first(evaluate, count_fn, test, frozen, batch_size, held=None):
     """Wrap ``evaluate`` so that its first call checks the results of ``count_fn``."""
     is_checked = False
@@ -107,15 +136,39 @@ def _checked_first(evaluate, count_fn, test, frozen, batch_size, held=None):
     def evaluate_checked(params):
         nonlocal is_checked
         if not is_checked:
-            count = functools.partial(_count, count_fn)
-            jax.eval_shape(count, params, test, frozen)
-            places = None if held is None else np.asarray(held)
-            check_labels_of(count, params, frozen, test, batch_size, places)
+            jax.eval_shape(functools.partial(_count, count_fn), params, test, frozen)
+            check_labels_of_counts(count_fn, params, (test, frozen), batch_size, held)
             is_checked = True
         return evaluate(params)
 
     evaluate_checked.made_of = count_fn, test, frozen, batch_size, held  # type: ignore[attr-defined]
     return evaluate_checked
+
+
+def check_labels_of_counts(
+    count_fn: CountFn,
+    params: Params,
+    resident: tuple[PyTree, PyTree],
+    batch_size: int,
+    held: jax.Array | None,
+) -> None:
+    """Check that each label that a ``count_fn`` compares with logits has one.
+
+    Args:
+      count_fn: as in ``build_evaluation``.
+      params: the model, or its shapes.
+      resident: (examples [n, ...], frozen weights or ()).
+      batch_size: examples that are scored at once.
+      held: int [m], the examples that are scored; None: all.
+
+    Raises:
+      ValueError: a label is out of range, or ``count_fn`` returns arrays of another shape.
+      TypeError: ``count_fn`` returns something else.
+    """
+    examples, frozen = resident
+    count = functools.partial(_count, count_fn)
+    places = None if held is None else np.asarray(held)
+    check_labels_of(count, params, frozen, examples, batch_size, places)
 
 
 def with_recomputed_statistics(
@@ -174,11 +227,15 @@ def build_client_evaluation(
       frozen, lowering: as in ``build_evaluation``.
 
     Raises:
-      ValueError: ``batch_size`` is below 1, or ``lowering`` is unknown.
-      TypeError: ``clients`` is a stream.
+      ValueError: ``batch_size`` is below 1, ``lowering`` is unknown, a client has values that are
+        not finite, or (at the first call) a label without a logit, or ``count_fn`` returns arrays
+        of another shape.
+      TypeError: ``clients`` is no federation, or a stream; or ``count_fn`` is no function or (at
+        the first call) returns something else.
     """
+    check_count_fn(count_fn)
     check_int("batch_size", batch_size, minimum=1)
-    check_resident(clients, "build_client_evaluation")
+    check_scored(clients, "build_client_evaluation")
 
     def run(params, resident, mesh):
         clients, frozen = resident
@@ -244,7 +301,7 @@ def on_all_devices(
       may_divide: params -> whether devices share the work.
 
     Raises:
-      ValueError: ``lowering`` is unknown.
+      ValueError: ``lowering`` is unknown; or, when they evaluate, processes have different data.
     """
     check_choice("lowering", lowering, LOWERINGS)
 
@@ -260,6 +317,8 @@ def on_all_devices(
     def copies_on(mesh):
         everywhere = NamedSharding(mesh, PartitionSpec())
         if processes.is_multiprocess:
+            processes.meet()
+            processes.agree({"the evaluation's examples": hash_arrays(processes.local(resident))})
             return processes.put(resident, everywhere)
         data, frozen = resident
         return jax.device_put(data, everywhere), on_mesh(frozen, mesh, shard_largest)
@@ -275,8 +334,10 @@ def on_all_devices(
 
     def evaluate(params):
         mesh = divided_over((params, resident[1])) or everybody
-        if mesh is None or is_traced(params) or not may_divide(params):
+        if mesh is None or is_traced(params):
             return scores(params, resident, None)
+        if not may_divide(params):
+            return scores(processes.collected(params), resident, None)
         if processes.is_multiprocess:
             params = processes.put(params, NamedSharding(mesh, PartitionSpec()))
             leaves, structure = jax.tree.flatten(params)

@@ -11,17 +11,21 @@ import jax.numpy as jnp
 from fedjax_lab import tree
 from fedjax_lab.checks import LAST_SEED, check_int, is_traced
 from fedjax_lab.data import FederatedArrays
-from fedjax_lab.data.streams import check_resident
+from fedjax_lab.data.streams import check_clients, check_resident
 from fedjax_lab.machine.keys import seeded
-from fedjax_lab.round import Algorithm
+from fedjax_lab.round import Algorithm, check_algorithm
 from fedjax_lab.simulation.evaluate import (
     CountFn,
+    check_count_fn,
+    check_labels_of_counts,
+    check_scored,
     client_score,
     count_in_batches,
     may_be_nan,
     on_all_devices,
     over_devices,
 )
+from fedjax_lab.simulation.host_store import with_all_rows
 from fedjax_lab.types import ClientBatch, FedState, Metrics, Params
 
 WORST = 0.1  # share of the clients with the lowest scores, whose mean is also reported
@@ -52,14 +56,18 @@ def client_models(
       (state, int32 id) -> that client's params; both arguments may be traced.
 
     Raises:
-      TypeError: the method fine-tunes, and ``train`` is None or a stream.
+      TypeError: ``algorithm`` is no ``Algorithm``; ``train`` is neither a federation nor None; or
+        the method fine-tunes, and ``train`` is None or a stream.
       ValueError: ``batch_size`` or ``seed`` is out of range.
     """
+    check_algorithm(algorithm)
+    if train is not None:
+        check_clients(train, "train")
     check_int("batch_size", batch_size, minimum=1)
     check_int("seed", seed, minimum=0, maximum=LAST_SEED)
     personal = algorithm.personal
     if personal is None:
-        return lambda state, client_id: algorithm.params(state)
+        return lambda state, client_id: algorithm.params(_checked_state(state))
     tune, steps = personal.fine_tune, personal.steps
     if tune is None or not steps:
         return _NamedModels(personal.params, None if train is None else train.names)
@@ -103,7 +111,16 @@ class _NamedModels:
     names: tuple[str, ...] | None
 
     def __call__(self, state: FedState, client_id: jax.Array) -> Params:
-        return self.model_of(state, client_id)
+        return self.model_of(_checked_state(state), client_id)
+
+
+def _checked_state(state: Any) -> FedState:
+    if not isinstance(state, FedState):
+        raise TypeError(
+            f"state is {type(state).__name__}, not a FedState; pass the state of the method, such "
+            "as result.state."
+        )
+    return state
 
 
 def personal_scores(scores: jax.Array, sizes: jax.Array, name: str = "accuracy") -> Metrics:
@@ -123,7 +140,16 @@ def personal_scores(scores: jax.Array, sizes: jax.Array, name: str = "accuracy")
       - ``personal_NAME_weighted``: each example counts once;
       - ``personal_NAME_worst``: the worst tenth of the clients, ceil(n / 10) of the n clients with
         examples.
+
+    Raises:
+      ValueError: ``scores`` and ``sizes`` are not of one length.
     """
+    scores, sizes = jnp.asarray(scores), jnp.asarray(sizes)
+    if scores.ndim != 1 or scores.shape != sizes.shape:
+        raise ValueError(
+            f"scores has shape {scores.shape} and sizes {sizes.shape}; both must be [N], with a "
+            "number for each client."
+        )
     held = sizes > 0
     weights = jnp.where(held, sizes, 0).astype(scores.dtype)
     values = jnp.where(held, scores, 0)
@@ -168,12 +194,17 @@ def build_personal_evaluation(
       state -> accuracy [N] in the order of ``clients``.
 
     Raises:
-      ValueError: ``batch_size`` is below 1; ``lowering`` is unknown; ``clients`` has a name that
-        the training data lack; or, without names, the state has another number of clients (when it
-        is evaluated).
-      TypeError: ``clients`` is a stream.
+      ValueError: ``batch_size`` is below 1; ``lowering`` is unknown; a client has values that are
+        not finite; ``clients`` has a name that the training data lack; or, when a state is
+        evaluated, it has another number of clients and these have no names, a label has no logit,
+        or ``count_fn`` returns arrays of another shape.
+      TypeError: ``clients`` is no federation, or a stream; ``count_fn`` or ``model_of`` is no
+        function; or, when it is evaluated, the state of ``client_models`` is no ``FedState``, or
+        ``count_fn`` returns something else.
     """
-    check_resident(clients, "build_personal_evaluation")
+    check_count_fn(count_fn)
+    _check_model_of(model_of)
+    check_scored(clients, "build_personal_evaluation")
     check_int("batch_size", batch_size, minimum=1)
     score = getattr(count_fn, "score", "accuracy")
     reads_frozen = _reads_frozen(count_fn)
@@ -202,7 +233,19 @@ def build_personal_evaluation(
 
     scored = may_be_nan(on_all_devices(all_clients, (clients, ()), lowering, _is_everywhere))
 
+    def check(state: FedState) -> None:
+        params = jax.eval_shape(model_of, state, jnp.zeros((), jnp.int32))
+        resident = clients.examples, state.frozen if reads_frozen else ()
+        check_labels_of_counts(count_fn, params, resident, size, clients.indices)
+
+    is_checked = not clients.indices.size
+
     def evaluate(state: FedState) -> jax.Array:
+        nonlocal is_checked
+        state = with_all_rows(state)
+        if not (is_checked or is_traced(state)):
+            check(state)
+            is_checked = True
         by_number = isinstance(model_of, _NamedModels) and rows_of is None
         if by_number and not is_traced(state.num_clients):
             _check_number(int(state.num_clients), clients.num_clients)
@@ -210,6 +253,15 @@ def build_personal_evaluation(
 
     evaluate.made_of = count_fn, model_of, clients, batch_size  # type: ignore[attr-defined]
     return evaluate
+
+
+def _check_model_of(model_of: Any) -> None:
+    if isinstance(model_of, Algorithm) or not callable(model_of):
+        name = model_of.name if isinstance(model_of, Algorithm) else repr(model_of)
+        raise TypeError(
+            f"model_of is {name}; it must be a function of a state and a client's id, such as "
+            "client_models(algorithm)."
+        )
 
 
 def _reads_frozen(count_fn: Callable[..., Any]) -> bool:

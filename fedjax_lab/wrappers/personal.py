@@ -16,6 +16,7 @@ import optax
 
 from fedjax_lab import tree
 from fedjax_lab.checks import check_int, is_traced
+from fedjax_lab.clients.host_table import HostTable
 from fedjax_lab.clients.leaves import exact_mean, one_after_the_other, paths_of
 from fedjax_lab.clients.local import LOCAL_PARAMS
 from fedjax_lab.clients.store import one_row_per_client
@@ -229,7 +230,16 @@ def client_params(algorithm: Algorithm, state: FedState, client_id: jax.Array | 
         last = None if is_traced(state.num_clients) else int(state.num_clients) - 1
         number = np.asarray(client_id)[()] if is_array else client_id
         check_int("client_id", number, minimum=0, maximum=last)
+        state = state._replace(clients=_with_row(state.clients, number, state.num_clients))
     return algorithm.personal.params(state, jnp.asarray(client_id))
+
+
+def _with_row(rows: PyTree, client_id: Any, num_clients: Any) -> PyTree:
+    """Return client rows [N, ...]; of those on the host, one client's row is read for all."""
+    if not isinstance(rows, HostTable):
+        return rows
+    own = rows.read([client_id])
+    return jax.tree.map(lambda leaf: np.broadcast_to(leaf, (num_clients, *leaf.shape[1:])), own)
 
 
 def personal_first(is_personal: IsPersonal, steps: int) -> optax.GradientTransformation:

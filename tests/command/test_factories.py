@@ -13,6 +13,7 @@ import pytest
 from fedjax_lab import load_run
 from fedjax_lab.command import cli, factories
 from fedjax_lab.command.config import RunConfig
+from fedjax_lab.command.loading import load_divided
 
 QUICK = ["--rounds", "4", "--eval-every", "2", "--cohort-size", "3", "--client-map", "scan"]
 FILES = {
@@ -91,6 +92,17 @@ FILES = {
             parts, test = of_clients()
             x, y = parts["cy"]
             return parts | {"cy": ((200 + x).astype("uint8"), y)}, test
+
+
+        def with_nobody():
+            parts, test = of_clients()
+            return parts | {"di": (np.array([]), np.array([]))}, test
+
+
+        def of_uneven_arrays():
+            parts, test = of_clients()
+            x, y = parts["cy"]
+            return parts | {"cy": (x[1:], y), "di": (x[:1], y[:0])}, test
     ''',
 }
 
@@ -166,6 +178,16 @@ def test_data_that_come_with_their_clients(package, capsys):
     assert "names: ann, bob, cy" in capsys.readouterr().err
 
 
+def test_clients_without_examples_are_taken_if_asked_for(package):
+    """Their arrays decide no dtype of the others'."""
+    config = RunConfig.of(dataset="own_pkg.data:with_nobody", partition="natural")
+    found = load_divided(config.replace(min_client_size=0).resolve().data, 0)
+    assert found.clients.names == ("ann", "bob", "cy", "di")
+    assert found.clients.sizes.tolist() == [9, 11, 10, 0]
+    assert (found.train.y.dtype.kind, found.classes) == ("i", 2)
+    np.testing.assert_array_equal(found.train.y, np.arange(10, 40) % 2)
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -190,6 +212,14 @@ def test_data_that_come_with_their_clients(package, capsys):
         (
             ["--dataset", "own_pkg.data:of_two_scales", "--partition", "natural"],
             "x of client 'cy' has dtype uint8 and x of client 'ann' float32; all must be alike",
+        ),
+        (
+            ["--dataset", "own_pkg.data:with_nobody", "--partition", "natural"],
+            "clients['di'] has 0 examples; there must be at least min_size, which is 1",
+        ),
+        (
+            ["--dataset", "own_pkg.data:of_uneven_arrays", "--partition", "natural"],
+            "client 'cy' has 9 inputs and 10 targets; there must be as many",
         ),
         (["--dataset", "own_pkg.models:net"], "needs num_classes: give --dataset-option num_cl"),
         (["--algorithm", "fedavgg"], "algorithm is 'fedavgg'; it must be one of"),

@@ -258,6 +258,15 @@ def test_test_data_that_cannot_follow():
         data.divide_like(data.from_clients(MINE), (np.zeros((2, 1)), np.array([0, 1])))
 
 
+def test_ids_of_bytes_are_text():
+    examples = (np.ones((1, 1)), np.zeros(1))
+    ids = ["é".encode(), b"\xff", "c", 7]
+    clients = data.from_clients(dict.fromkeys(ids, examples))
+    assert clients.names == ("é", "\\xff", "c", "7")
+    with pytest.raises(ValueError, match="two ids with the text 'a'"):
+        data.from_clients(dict.fromkeys(["a", b"a"], examples))
+
+
 def test_values_that_are_not_finite_are_reported_by_name():
     broken = {**MINE, "bob": (np.full((1, 3), np.nan), np.zeros(1))}
     with pytest.warns(UserWarning, match="1 examples of the clients bob have values"):

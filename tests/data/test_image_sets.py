@@ -350,6 +350,14 @@ def test_gray_images_without_a_test_folder(tmp_path, monkeypatch):
     image.fromarray(x[0]).save(tmp_path / "train" / "a" / "0.png")
     with pytest.raises(ValueError, match="the training set has no class 'c'"):
         data.load(f"images:{tmp_path}")
+    # Files beside the classes are passed over, in both parts.
+    (tmp_path / "test" / "c").rename(tmp_path / "test" / "a")
+    image.fromarray(x[5]).save(tmp_path / "test" / "a" / "5.png")
+    for part in ("train", "test"):
+        (tmp_path / part / "readme.txt").write_text("images of letters")
+    train, test = data.load(f"images:{tmp_path}")
+    np.testing.assert_array_equal(train.x[..., 0], x[:1])
+    np.testing.assert_array_equal(test.x[..., 0], x[5:6])
     monkeypatch.setitem(sys.modules, "PIL.Image", None)
     with pytest.raises(ImportError, match=r"needs the package Pillow: `pip install '"):
         data.load(f"images:{tmp_path}")

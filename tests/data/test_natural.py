@@ -108,10 +108,11 @@ FRAMES = {
 @pytest.mark.parametrize("kind", FRAMES)
 def test_frames_and_files(kind, tmp_path):
     table = FRAMES[kind](tmp_path)
-    clients = data.from_table(table, client="user", x=["dose", "arm", "well"], y="arm")
+    clients = data.from_table(table, client="user", x=["dose", "arm"], y="well")
     arm = np.array([0 if word == "drug" else 1 for word in FRAME["arm"]], np.int32)
-    x = np.stack([FRAME["dose"], arm, FRAME["well"]], 1).astype(np.float32)
-    check_rows(clients, x, arm)
+    check_rows(
+        clients, np.stack([FRAME["dose"], arm], 1).astype(np.float32), np.array(FRAME["well"])
+    )
     assert dict(clients.categories) == {"arm": ("drug", "placebo")}
     turned = data.from_table(
         table, client="user", x="dose", y="arm", categories={"arm": ["placebo", "drug"]}
@@ -131,6 +132,16 @@ def test_missing_values_of_a_frame(tmp_path):
         data.from_table(tmp_path / "users.csv", client="id", x="x", y="t")
     with pytest.raises(FileNotFoundError, match="no such file"):
         data.from_table("none.csv", client="id", x="x", y="t")
+
+
+def test_a_target_among_the_inputs_is_warned_of():
+    """Not of an autoencoder, whose targets are its inputs."""
+    table = {"id": [1, 2], "a": [1.0, 2.0], "y": [0.5, 0.0]}
+    with pytest.warns(UserWarning, match="x has 'y', which is in y, too: .* Leave it out of x"):
+        data.from_table(table, client="id", x=["a", "y"], y="y")
+    both = data.from_table(table, client="id", x=["a", "y"], y=["a", "y"]).examples
+    np.testing.assert_array_equal(both.x, both.y)
+    data.from_table(table, client="id", x="a", y="a")
 
 
 def test_ids_that_are_numbers_are_in_their_order():
@@ -270,7 +281,13 @@ def test_leaf_of_text(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"num_samples": [5]}, r"all_data_0\.json: num_samples differs from"),
+        (
+            {"num_samples": [5]},
+            r"all_data_0\.json: num_samples is 5 for the user 'f0_1', who has 2 examples",
+        ),
+        ({"num_samples": 5}, r"all_data_0\.json: num_samples is 5; .* a list of 1 numbers"),
+        ({"users": []}, r"_0\.json: user_data has 'f0_1', who is not among users"),
+        ({"users": [], "num_samples": [], "user_data": {}}, "whose files have no users"),
         ({"users": ["nobody"]}, r"all_data_0\.json: not in LEAF's layout .* KeyError 'nobody'"),
         ({"user_data": 3}, "not in LEAF's layout .* TypeError"),
     ],
@@ -296,6 +313,18 @@ def test_damaged_leaf(tmp_path):
     (tmp_path / "more.json").write_text((tmp_path / "all_data_0.json").read_text())
     with pytest.raises(ValueError, match=r"more\.json: the user 'f0_1' occurs twice"):
         data.load_leaf(tmp_path)
+
+
+def test_leaf_with_a_user_twice_in_one_object(tmp_path):
+    user = '"u": {"x": [[1]], "y": [0]}'
+    content = f'{{"users": ["u"], "num_samples": [1], "user_data": {{{user}, {user}}}}}'
+    (tmp_path / "twice.json").write_text(content)
+    with pytest.raises(ValueError, match=r"twice\.json: .* 'u' occurs twice in one object"):
+        data.load_leaf(tmp_path)
+    with pytest.raises(FileNotFoundError, match=r"twice\.json; there is no such folder"):
+        data.load_leaf(tmp_path / "twice.json")
+    with pytest.raises(TypeError, match=r"convert is 5; it must be a function of \(x, y\)"):
+        data.load_leaf(tmp_path, convert=5)
 
 
 def packed(arrays):
@@ -333,6 +362,24 @@ def test_fedjax(tmp_path):
     np.testing.assert_array_equal(clients.examples.x, pixels)
     np.testing.assert_array_equal(clients.examples.y, label)
     assert set(data.load_fedjax(path).examples) == {"pixels", "label"}
+
+
+def test_ids_of_fedjax(tmp_path):
+    """Text is its own name; what would be one name, or is no id, is refused."""
+    one, other = (packed({"x": np.full(n, n, np.int32)}) for n in (1, 2))
+    write_fedjax(tmp_path / "text", {"é": one, "b": other})
+    clients = data.load_fedjax(tmp_path / "text")
+    assert (clients.names, clients.sizes.tolist()) == (("é", "b"), [1, 2])
+    write_fedjax(tmp_path / "same", {b"\xff": one, rb"\xff": other})
+    with pytest.raises(
+        ValueError, match=r"same: two clients have ids with the text .* must differ"
+    ):
+        data.load_fedjax(tmp_path / "same")
+    write_fedjax(tmp_path / "numbers", {3: one, 4: other})
+    with pytest.raises(ValueError, match="a client has the id 3; ids must be bytes or text"):
+        data.load_fedjax(tmp_path / "numbers")
+    with pytest.raises(TypeError, match="convert is 5; it must be a function of a client's dict"):
+        data.load_fedjax(tmp_path / "text", convert=5)
 
 
 def test_damaged_fedjax(tmp_path):

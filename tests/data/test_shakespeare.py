@@ -223,6 +223,37 @@ def test_leafs_json_gives_the_same_clients(folder, tmp_path):
         data.load_federated("shakespeare", leaf)
 
 
+def test_what_is_no_text_gives_no_sequence(tmp_path):
+    """The last fifth of four characters is nothing; a user of blanks is none."""
+    users = {
+        "LONG": {"x": ["ab", "bc", "cd"], "y": ["c", "d", "e"]},
+        "FOUR": {"x": ["ab", "bc"], "y": ["c", "d"]},
+        "BLANK": {"x": ["  "], "y": [" "]},
+    }
+    counts = [len(user["y"]) for user in users.values()]
+    content = {"users": list(users), "num_samples": counts, "user_data": users}
+    (tmp_path / "all_data.json").write_text(json.dumps(content))
+    train, test = data.load_federated("shakespeare", tmp_path)
+    assert train.names == test.names == ("LONG", "FOUR")
+    assert (train.sizes.tolist(), test.sizes.tolist()) == ([1, 1], [1, 0])
+    assert shakespeare.decode(test.examples.x) == "<e"
+    assert shakespeare.decode(train.examples.x) == "<abcd<abcd"
+
+
+@pytest.mark.parametrize("join", ["False", 1, "yes"])
+def test_join_speeches_is_a_truth_value_or_none(join, folder):
+    with pytest.raises(TypeError, match=f"join_speeches is {join!r}; it must be True, False or"):
+        data.load_federated("shakespeare", folder, join_speeches=join)
+
+
+def test_snippets_without_text_are_no_speeches(tmp_path):
+    write_sqlite(tmp_path / "shakespeare_train.sqlite", {"A": ["so", ""], "B": ["it"]})
+    write_sqlite(tmp_path / "shakespeare_test.sqlite", {"A": ["is"], "B": [""]})
+    train, test = data.load_federated("shakespeare", tmp_path)
+    assert (train.sizes.tolist(), test.sizes.tolist()) == ([1, 1], [1, 0])
+    assert shakespeare.decode(train.examples.x) == "<so<it"
+
+
 def write_sqlite(file, part):
     with sqlite3.connect(file) as connection:
         connection.execute(
@@ -319,6 +350,16 @@ def test_on_the_command_line(folder):
     assert not runner.are_the_data_of(there | {"partition": {"hash": ""}}, natural)
     with pytest.raises(ValueError, match="min_client_size is 9; the smallest client"):
         loading.load_divided(config.replace(min_client_size=9).resolve().data, 0)
+    write_sqlite(folder / "shakespeare_train.sqlite", {"A": ["so"], "B": []})
+    write_sqlite(folder / "shakespeare_test.sqlite", {"A": ["is"], "B": ["it"]})
+    for text in folder.glob("*.txt"):
+        text.unlink()
+    with pytest.raises(
+        ValueError, match=r"smallest client of .* has 0 .*: min_client_size=0 takes"
+    ):
+        loading.load_divided(natural.data, 0)
+    clients = loading.load_divided(config.replace(min_client_size=0).resolve().data, 0).clients
+    assert clients.sizes.tolist() == [1, 0]
     with pytest.raises(ValueError, match=r"natural:x.* takes --partition natural"):
         config.replace(partition="natural:x").resolve()
 

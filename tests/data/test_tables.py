@@ -274,7 +274,7 @@ def test_targets_that_are_true_or_false_are_classes(tmp_path):
 def test_a_meaning_of_missing_values_that_does_not_fit(missing, message, tmp_path):
     content = written([*ROWS[:7], ("user 0", "1.5", "?", "?"), *ROWS[7:]])
     (tmp_path / "marked.csv").write_bytes(content)
-    columns = ("a", "y") if missing == {"?": "mean"} else (["a", "b"], "a")
+    columns = ("a", "y") if missing == {"?": "mean"} else (["a", "b"], ["b", "a"])
     with pytest.raises(ValueError, match=message):
         data.from_table(
             tmp_path / "marked.csv", client="u", x=columns[0], y=columns[1], missing=missing

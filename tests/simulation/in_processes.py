@@ -6,6 +6,7 @@ The jobs are a JSON list; of each, what ``do`` returns is printed as a line of J
 how many each process has.
 """
 
+import dataclasses
 import hashlib
 import json
 import os
@@ -63,6 +64,52 @@ def shared_evaluation():
     return build_evaluation(counts, test_stores.make_clients(), batch_size=16)
 
 
+def errors(params, examples):
+    from tests.simulation import test_stores
+
+    losses = test_stores.loss_fn(params, examples, None)
+    return losses, losses
+
+
+errors.score = "error"
+
+
+def own_biases():
+    """A method whose clients have a bias of their own, and the state of a run with sharded rows."""
+    from fedjax_lab import simulate, with_personal
+    from tests.simulation import test_stores
+
+    method = with_personal(test_stores.METHODS["fedavg"], lambda path: path == "b")
+    where = {"client_map": "shard_map", "client_store": "sharded"}
+    given = test_stores.PARAMS, test_stores.make_clients()
+    return method, simulate(method, *given, **test_stores.SETTINGS, **where).state
+
+
+def score(job):
+    """Score clients outside of a run.
+
+    "moved": the initial model, with numbers by process that are added to the targets. Without it,
+    the models of ``own_biases``.
+    """
+    from fedjax_lab.simulation.evaluate import build_client_evaluation
+    from fedjax_lab.simulation.evaluate_personal import build_personal_evaluation, client_models
+    from tests.simulation import test_stores
+
+    clients = test_stores.make_clients()
+    if "moved" in job:
+        moved = job["moved"].get(str(jax.process_index()), 0)
+        examples = clients.examples._replace(y=clients.examples.y + moved)
+        clients, of = dataclasses.replace(clients, examples=examples), test_stores.PARAMS
+        evaluate = build_client_evaluation(errors, clients)
+    else:
+        method, of = own_biases()
+        evaluate = build_personal_evaluation(errors, client_models(method), clients)
+    try:
+        return {"scores": np.asarray(evaluate(of)).tolist()}
+    except ValueError as error:
+        return {"error": str(error)}
+
+
 def compile_late(seconds):
     compiled = jax.stages.Lowered.compile
 
@@ -79,12 +126,14 @@ def do(job):
     The job may also have "differs", settings by process; "stop_at", a process that wishes to stop
     and the round after which; "signal_at", a process that gets SIGTERM and the round after which;
     "late", a process and the seconds longer that it compiles, and "shares", whether the evaluation
-    is one that all processes share; "stream", a folder from which the clients' examples come; and
-    "block", the bytes of a table that travel at once.
+    is one that all processes share; "scores", to do what ``score`` says instead; "stream", a folder
+    from which the clients' examples come; and "block", the bytes of a table that travel at once.
     """
     from fedjax_lab.simulation import processes
     from tests.simulation import test_stores, test_streams
 
+    if job.get("scores"):
+        return score(job)
     processes._BLOCK = job.get("block", processes._BLOCK)
     settings = dict(job.get("settings", {}))
     settings |= job.get("differs", {}).get(str(jax.process_index()), {})

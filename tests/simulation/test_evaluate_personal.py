@@ -7,12 +7,14 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 from fedjax_lab import algorithms, data, with_frozen, with_personal
+from fedjax_lab.clients.host_table import HostTable
 from fedjax_lab.simulation.evaluate import build_client_evaluation
 from fedjax_lab.simulation.evaluate_personal import (
     build_personal_evaluation,
     client_models,
     personal_scores,
 )
+from fedjax_lab.wrappers import client_params
 from tests.tiers import few
 
 OWNERS = np.array([0, 0, 0, 1, 3])  # client 2 has no data
@@ -200,6 +202,43 @@ def test_padding_is_told_and_devices_share_the_clients(clients):
             np.testing.assert_array_equal(found, expected)
             assert len(found.devices()) == len(models.devices())
         assert masks[-1] == (min(size, 3),)
+
+
+def test_scores_of_inputs_that_are_not_finite_are_refused():
+    """Of NaN, argmax says class 0, which may be right."""
+    method = algorithms.fedavg(distance, client_lr=0.1)
+    for broken in (np.nan, np.inf):
+        x, y = np.array([[1.0], [broken], [2.0]], np.float32), np.array([0, 0, 1])
+        clients = data.from_clients({"a": (x[:1], y[:1]), "b": (x[1:], y[1:])})
+        message = "1 examples of the clients b have values that are not finite, so a score"
+        with pytest.raises(ValueError, match=message):
+            build_client_evaluation(distance, clients)
+        with pytest.raises(ValueError, match=message):
+            build_personal_evaluation(distance, client_models(method), clients)
+        # What a part does not hold is not looked at.
+        (only_a,) = (p for p in data.split_clients(clients, held_out=1) if p.names == ("a",))
+        build_client_evaluation(distance, only_a)
+
+
+def test_rows_on_the_host_are_scored(clients):
+    """Client i's model is the value i + 1 of its row; only clients 0 and 3 took part."""
+    method = algorithms.local_only(distance, client_lr=0.1)
+    state = method.init({"p": jnp.zeros(1)}, 4)
+    rows, structure = jax.tree.flatten(state.clients)
+    assert len(rows) == 1
+    table = HostTable(jax.tree.map(lambda leaf: leaf[0], state.clients), 4)
+    table.write(np.array([0, 3]), structure.unflatten([np.array([[1.0], [4.0]], np.float32)]))
+    state = state._replace(clients=table)
+    own = np.array([1.0, 0.0, 0.0, 4.0])
+    for i in range(4):
+        np.testing.assert_array_equal(client_params(method, state, i)["p"], [own[i]])
+
+    def count(params, examples):
+        return (params["p"] - examples.x[:, 0],) * 2
+
+    count.score = "error"
+    found = build_personal_evaluation(count, client_models(method), clients)(state)
+    np.testing.assert_allclose(found, [1 - 2.0, 0 + 1.0, np.nan, 4 - 5.0])
 
 
 def test_of_nobody_there_is_no_score():

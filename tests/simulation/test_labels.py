@@ -11,6 +11,7 @@ from fedjax_lab import algorithms, data, models, simulate, sweep, with_frozen
 from fedjax_lab.models.losses import cross_entropy
 from fedjax_lab.simulation.arguments import check_loss
 from fedjax_lab.simulation.evaluate import build_client_evaluation
+from fedjax_lab.simulation.evaluate_personal import build_personal_evaluation, client_models
 from tests.tiers import few
 
 X = np.random.default_rng(0).normal(size=(20, 4)).astype(np.float32)
@@ -120,6 +121,14 @@ def test_an_unknown_loss_that_is_nan_is_said(wrong):
         result = simulate(fedavg(hidden), PARAMS, clients(wrong), **everybody, client_map="scan")
     assert result.stopped is None
     assert np.isfinite(result.params["w"]).all()
+
+
+@pytest.mark.parametrize(("wrong", "low", "high"), [(-1, -1, 2), (3, 0, 3)])
+def test_of_clients_with_their_own_models_too(wrong, low, high):
+    method, counts = METHODS["plain"], models.accuracy_counts(apply)
+    evaluate = build_personal_evaluation(counts, client_models(method), clients(wrong))
+    with pytest.raises(ValueError, match=f"labels from {low} to {high}; the model has 3 logits"):
+        evaluate(method.init(PARAMS, 4))
 
 
 @pytest.mark.methods

@@ -6,12 +6,14 @@ import signal
 import time
 
 import jax
+import numpy as np
 import pytest
 
 from fedjax_lab import data, load_run
 from fedjax_lab.storage.run_dir import METRICS, SUMMARY, differences
+from fedjax_lab.wrappers import client_params
 from tests.simulation import test_stores, test_streams
-from tests.simulation.in_processes import answers, digest, evaluate, launch
+from tests.simulation.in_processes import answers, digest, evaluate, launch, own_biases
 
 SLOW = pytest.mark.slow
 SHARDED = {"method": "scaffold", "settings": {"client_store": "sharded"}}
@@ -28,7 +30,9 @@ def said():
     jobs = [
         {**SHARDED, "differs": {"1": {"seed": 7, "rounds": 9}}},
         {**SHARDED, "settings": {"client_map": "pmap"}},
-        {**SHARDED, "signal_at": [1, 3]},
+        {"scores": True, "moved": {"1": 1}},
+        {"scores": True},
+        {**SHARDED, "signal_at": [1, 3]},  # the last: it ends later runs, too
     ]
     return answers(2, 2, jobs)
 
@@ -60,10 +64,32 @@ def test_a_map_that_leaves_processes_without_work_is_refused(said):
 
 
 def test_a_signal_to_one_process_ends_the_run_in_all(said):
-    one, other = said[2]
+    one, other = said[4]
     assert one == {**other, "signal": None}
     assert other["signal"] == signal.SIGTERM
     assert (one["stopped"], one["rounds"]) == ("interrupt", 3)
+
+
+def test_an_evaluation_whose_examples_differ_is_refused_in_every_process(said):
+    """It need not be an argument of a run: a function of the user's own may call it."""
+    one, other = said[2]
+    assert one == other
+    assert one["error"].startswith("all processes must have the same arguments, but process 1: the")
+    assert "evaluation's examples (process 0 has" in one["error"]
+
+
+def test_models_whose_rows_other_processes_have_are_scored(said):
+    """Against each client's model of the same run in one process, with NumPy."""
+    method, state = own_biases()
+    clients, expected = test_stores.make_clients(), []
+    for i in range(test_stores.CLIENTS):
+        model = client_params(method, state, i)
+        start = int(clients.starts[i])
+        held = np.asarray(clients.indices)[start : start + int(clients.sizes[i])]
+        x, y = (np.asarray(leaf)[held] for leaf in clients.examples)
+        expected.append(np.mean((np.tanh(x @ np.asarray(model["w"]) + float(model["b"])) - y) ** 2))
+    for answer in said[3]:
+        np.testing.assert_allclose(answer["scores"], expected, rtol=1e-5)
 
 
 def test_differences_are_said_in_the_words_given():
