@@ -50,7 +50,7 @@ CLAIMS = (
         why={
             _LOW: "not known; FedAMS is ahead",
             _HIGH: "with the paper's batch of 100 in place of 5 and its grid, FAFED is ahead of "
-            "all; with larger rates that is undecided; its lead over FedAvg grows with the batch",
+            "all, with larger rates too; its lead over FedAvg grows with the batch",
         },
         reversed_by={
             _HIGH: "FAFED is ahead of all others, high heterogeneity at batch 100 (Table 2)"

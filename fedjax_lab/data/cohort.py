@@ -7,6 +7,7 @@ Axes: N clients, S slots of the cohort, K local steps, B examples of a mini-batc
 n_i examples of client i.
 """
 
+import copy
 import dataclasses
 import functools
 import inspect
@@ -319,8 +320,9 @@ class Schedule(NamedTuple):
         """
         if self.devices is None or count == 1:
             return self
-        step_time = count * self.devices.step_time
-        return self._replace(devices=dataclasses.replace(self.devices, step_time=step_time))
+        devices = copy.copy(self.devices)  # also of a class with arguments of its own
+        object.__setattr__(devices, "step_time", count * devices.step_time)
+        return self._replace(devices=devices)
 
 
 def check_constants(constants: Any, num_clients: int) -> Any:

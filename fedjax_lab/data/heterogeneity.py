@@ -85,7 +85,7 @@ def heterogeneity(labels: Any, partition: Partition) -> Heterogeneity:
     sizes = np.asarray(partition.sizes).astype(np.int64)
     num_clients, num_classes = len(sizes), int(labels.max()) + 1
     owners = np.repeat(np.arange(num_clients), sizes)
-    targets = labels[np.asarray(partition.indices)].reshape(len(owners), -1)
+    targets = labels[np.asarray(partition.indices)].reshape(len(owners), -1).astype(np.int64)
     cells = (owners[:, None] * num_classes + targets).ravel()
     histogram = np.bincount(cells, minlength=num_clients * num_classes)
     histogram = histogram.reshape(num_clients, num_classes)

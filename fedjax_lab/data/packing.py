@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedjax_lab.checks import check_choice, check_int
+from fedjax_lab.checks import LARGEST_INT, check_choice, check_int
 from fedjax_lab.data.federated import FederatedArrays
 from fedjax_lab.data.sources import Examples
 from fedjax_lab.signatures import suggest_keywords
@@ -105,10 +105,12 @@ def pack(
 def _checked(
     number: int, tokens: np.ndarray, scored: np.ndarray, length: int, too_long: str
 ) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Check a sequence and cut it if necessary; None if it is left out."""
+    """Check a sequence and cut it if necessary; [] if it is left out."""
     name = f"sequences[{number}]"
-    if tokens.ndim != 1 or tokens.dtype.kind not in "iu" or tokens.min(initial=0) < 0:
-        raise ValueError(f"{name} has tokens {tokens!r}; they must be integers [m] from 0.")
+    if tokens.ndim != 1 or tokens.dtype.kind not in "iu":
+        raise ValueError(f"{name} has tokens {tokens!r}; they must be integers [m].")
+    if tokens.min(initial=0) < 0 or tokens.max(initial=0) > LARGEST_INT:
+        raise ValueError(f"{name} has tokens {tokens!r}; they must be from 0 to {LARGEST_INT}.")
     if scored.shape != tokens.shape or scored.dtype != bool:
         raise ValueError(
             f"{name} has {len(tokens)} tokens, and scored has shape {scored.shape} and dtype "

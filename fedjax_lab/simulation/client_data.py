@@ -145,7 +145,7 @@ class StreamedClientData(ClientData):
         schedule, eval_every = run.schedule, run.eval_every
         self._stream, self._key, self._processes = stream, run.key, processes
         self._rounds, self._every = run.rounds, eval_every
-        self.longest, self.count = _fit(stream, schedule, eval_every)
+        self.longest, self.count = _fit(stream, schedule, min(eval_every, run.rounds))
         if progress:
             print(f"{run.algorithm.name}: {self._told()}", file=sys.stderr, flush=True)
         # JAX's own setting is that of the thread that asks.
@@ -330,13 +330,13 @@ def _fit(stream: FederatedStream, schedule: Schedule, eval_every: int) -> tuple[
     first = jax.ShapeDtypeStruct((), jnp.int32)
     batch = jax.eval_shape(schedule.draw, stream.index, seeded(0), first)
     numbers = _most(batch)
-    slots = numbers.shape[0]
+    slots, may_be_empty = numbers.shape[0], batch.participates is not None
     room = stream.memory - stream.index_bytes
     count, size = 0, 0
     for rounds in range(eval_every, 0, -1):
         if eval_every % rounds:
             continue
-        count = stream.most_examples(rounds, slots, numbers.size // slots)
+        count = stream.most_examples(rounds, slots, numbers.size // slots, may_be_empty)
         size = 2 * stream.window_bytes(count) + 4 * rounds * numbers.size
         if size <= room:
             return rounds, count

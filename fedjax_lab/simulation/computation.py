@@ -66,11 +66,15 @@ class Computation:
     def draw(self, clients: FederatedArrays, key: Key, round: jax.Array) -> CohortBatch:
         """Draw the batch of a round; a step of ``devices`` takes as long as its gradients.
 
+        With client times, their seconds of a step have the gradients already.
+
         Args:
           clients, key: as in ``Schedule.draw``.
           round: int32 scalar, counted from 0.
         """
-        schedule = self.schedule.with_gradients(self.algorithm.gradients_per_step)
+        schedule = self.schedule
+        if clients.times is None:
+            schedule = schedule.with_gradients(self.algorithm.gradients_per_step)
         return schedule.draw(clients, key, round)
 
     def start(self, params: Params, clients: FederatedArrays, key: Key, frozen: PyTree) -> FedState:

@@ -9,11 +9,13 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_lab import tree
-from fedjax_lab.checks import LAST_SEED, check_int, is_traced
+from fedjax_lab.checks import LAST_SEED, check_int, is_traced, warn
 from fedjax_lab.data import FederatedArrays
+from fedjax_lab.data.cohort import check_constants
 from fedjax_lab.data.streams import check_clients, check_resident
 from fedjax_lab.machine.keys import seeded
 from fedjax_lab.round import Algorithm, check_algorithm
+from fedjax_lab.signatures import parameter_of
 from fedjax_lab.simulation.evaluate import (
     CountFn,
     check_count_fn,
@@ -38,6 +40,7 @@ def client_models(
     train: FederatedArrays | None = None,
     batch_size: int = 16,
     seed: int = 0,
+    client_constants: Any = None,
 ) -> ModelOf:
     """Build the function that returns each client's model, for ``build_personal_evaluation``.
 
@@ -51,6 +54,7 @@ def client_models(
         with those of the test data; required if the method fine-tunes.
       batch_size: examples in a mini-batch for fine-tuning.
       seed: seed of these mini-batches, which are the same in every evaluation.
+      client_constants: of ``train``'s clients, as in ``simulate``, for the loss of the fine-tuning.
 
     Returns:
       (state, int32 id) -> that client's params; both arguments may be traced.
@@ -58,7 +62,8 @@ def client_models(
     Raises:
       TypeError: ``algorithm`` is no ``Algorithm``; ``train`` is neither a federation nor None; or
         the method fine-tunes, and ``train`` is None or a stream.
-      ValueError: ``batch_size`` or ``seed`` is out of range.
+      ValueError: ``batch_size`` or ``seed`` is out of range, or an array of ``client_constants``
+        has another leading axis.
     """
     check_algorithm(algorithm)
     if train is not None:
@@ -76,6 +81,14 @@ def client_models(
             f"train is None; {algorithm.name} fine-tunes on each client's training data: pass it."
         )
     check_resident(train, "client_models")
+    constants = ()
+    if client_constants is not None:
+        constants = check_constants(client_constants, train.num_clients)
+    elif algorithm.loss_fn is not None and parameter_of(algorithm.loss_fn, "constants"):
+        warn(
+            f"the loss of {algorithm.name} has an argument constants; if the run has "
+            "client_constants, pass them to client_models, too: fine-tuning is without them."
+        )
 
     def model_of(state, client_id):
         key = jax.random.fold_in(seeded(seed), client_id)
@@ -97,6 +110,7 @@ def client_models(
             source=train.examples,
             frozen=state.frozen,
             client_id=client_id,
+            constants=jax.tree.map(lambda table: table[client_id], constants),
         )
         return tune(personal.params(state, client_id), batch)
 
@@ -131,7 +145,8 @@ def personal_scores(scores: jax.Array, sizes: jax.Array, name: str = "accuracy")
       sizes: int [N], number of examples of each client; clients without examples are excluded. A
         client with examples whose score is not finite is one of the worst, and the means that
         include it are not finite.
-      name: name of the score: "accuracy" (larger is better), or that of an error.
+      name: name of the score: "accuracy" (larger is better); by any other name it is an error, of
+        which less is better.
 
     Returns:
       Three means, NaN if no client has examples:

@@ -127,7 +127,8 @@ def sweep(
       stop_when: function of a row of a run, as in ``simulate``. If it returns a true value, this
         run ends, and the others go on. A run that is over keeps its last values: its later
         evaluations in ``history`` repeat them, and ``params`` has its model. It stays over if
-        ``run_dir`` is continued, even with another ``stop_when``.
+        ``run_dir`` is continued, even with another ``stop_when``; where all runs of the same
+        compiled program ended together, they go on with ``stop_when`` as it is then.
       progress: show progress on stderr.
       on_nonfinite: as in ``simulate``. With "stop", a run with a client that is not finite counts
         as diverged from that evaluation on.
