@@ -215,6 +215,8 @@ def check_number(
         if is_bool or isinstance(value, (str, bytes)) or np.ndim(value):
             raise TypeError
         number = float(value)
+    except OverflowError:
+        number = math.inf
     except (TypeError, ValueError) as error:
         raise TypeError(f"{argument} is {value!r}; it must be a number.") from error
     too_small = number <= minimum if exclusive_minimum else number < minimum

@@ -8,6 +8,7 @@ import inspect
 import itertools
 import operator
 import os
+import re
 import sys
 import textwrap
 from collections.abc import Callable, Mapping
@@ -276,6 +277,9 @@ _LISTS = {
 }
 
 
+_METHODS_OF_TUNE = re.compile(r"^--algorithm(=|$)")
+
+
 def parse(argv: list[str]) -> Any:
     """Parse the arguments into a command; the file of --config gives the defaults.
 
@@ -288,7 +292,9 @@ def parse(argv: list[str]) -> Any:
         not use a flag or a setting of the file.
     """
     if argv[:1] == ["tune"]:  # a setting of one value elsewhere
-        argv = ["--methods" if text == "--algorithm" else text for text in argv]
+        argv = [_METHODS_OF_TUNE.sub(r"--methods\1", text) for text in argv]
+        if sum(text.partition("=")[0] == "--methods" for text in argv) > 1:
+            raise ValueError("tune has --methods (or --algorithm) twice; give all methods at once.")
     # tyro looks only at stdout, but its errors go to stderr.
     plain = os.environ.get("NO_COLOR") or not (sys.stdout.isatty() and sys.stderr.isatty())
     tyro._experimental_options["ansi_codes"] = not plain

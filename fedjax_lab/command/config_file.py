@@ -105,11 +105,20 @@ def convert(name: str, value: Any, hint: Any) -> Any:
         raise TypeError(f"{name} is {value!r}; it must be {forms}.")
     kind = kinds[0]
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
+        return _float_of(name, value)
     if isinstance(value, kind) and not (kind is int and isinstance(value, bool)):
         return value
     words = {str: "text", int: "an integer", float: "a number", bool: "true or false"}
     raise TypeError(f"{name} is {value!r}; it must be {words[kind]}.")
+
+
+def _float_of(name: str, value: int) -> float:
+    try:
+        return float(value)
+    except OverflowError as error:
+        raise ValueError(
+            f"{name} is an integer of {len(str(value))} digits; it is too large."
+        ) from error
 
 
 def _parse_yaml(text: str) -> Any:
@@ -130,6 +139,12 @@ def _parse_yaml(text: str) -> Any:
                 raise ValueError(f"{node.value} is no decimal number; put text into quotes")
             return super().construct_yaml_int(node)
 
+        def construct_yaml_float(self, node):
+            if ":" in node.value:  # 1:30.5 means 90.5
+                raise ValueError(f"{node.value} is no decimal number; put text into quotes")
+            return super().construct_yaml_float(node)
+
+    Loader.add_constructor("tag:yaml.org,2002:float", Loader.construct_yaml_float)
     Loader.add_constructor("tag:yaml.org,2002:int", Loader.construct_yaml_int)
     Loader.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT, list("-+.0123456789"))
     try:

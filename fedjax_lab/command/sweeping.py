@@ -64,7 +64,7 @@ def run_sweep(
     """Sweep a config over points and seeds.
 
     A run equals ``run`` with that seed and point, and the config's ``partition_seed`` (None:
-    ``seed``), up to rounding.
+    ``seed``), up to rounding; but attackers are those of the config's ``seed`` in all runs.
 
     Args:
       config: the settings of all runs.
@@ -83,6 +83,11 @@ def run_sweep(
         warn(
             f"a sweep evaluates only the global model, and {config.method.algorithm} has a model "
             "for each client: use run, whose rows have personal_accuracy.",
+        )
+    if config.privacy.attack is not None and len(seeds) > 1:
+        warn(
+            f"all runs of a sweep have the attackers of seed {config.rounds.seed}; use run "
+            "--seeds, which draws them for each seed."
         )
     if progress:
         print(setup.clients.summary(), file=sys.stderr, flush=True)

@@ -32,6 +32,8 @@ def tune_command(command: TuneCommand) -> int:
     methods = command.methods or (command.settings.method.algorithm,)
     for name in methods:
         check_known("algorithm", name, "methods")
+    if len({*methods}) < len(methods):
+        raise ValueError(f"methods is {' '.join(methods)}; it has a method twice.")
     spaces = {name: space_of(command.space, name, methods) for name in methods}
     out, figure = file_to_write("out", command.out), file_to_write("figure", command.figure)
     start(command.cpu_devices, command.quiet)
@@ -106,11 +108,14 @@ def _read(text: str, values: str) -> Any:
         if values.startswith(_LOG):
             low, high = map(float, values.removeprefix(_LOG).split(":"))
             return low, high
-        return [float(value) for value in values.split(",")]
+        found = [float(value) for value in values.split(",")]
     except ValueError:
         raise ValueError(
             f"space is {text!r}; it must be of the form name=log:low:high or name=value,value."
         ) from None
+    if len({*found}) < len(found):
+        raise ValueError(f"space is {text!r}; it has a value twice.")
+    return found
 
 
 def _tune(command: TuneCommand, spaces: dict[str, dict[str, Any]]) -> SearchResult:

@@ -107,10 +107,11 @@ def _checked(
 ) -> list[tuple[np.ndarray, np.ndarray]]:
     """Check a sequence and cut it if necessary; [] if it is left out."""
     name = f"sequences[{number}]"
-    if tokens.ndim != 1 or tokens.dtype.kind not in "iu":
-        raise ValueError(f"{name} has tokens {tokens!r}; they must be integers [m].")
-    if tokens.min(initial=0) < 0 or tokens.max(initial=0) > LARGEST_INT:
-        raise ValueError(f"{name} has tokens {tokens!r}; they must be from 0 to {LARGEST_INT}.")
+    is_integer = tokens.ndim == 1 and tokens.dtype.kind in "iu"
+    if not is_integer or not 0 <= tokens.min(initial=0) <= tokens.max(initial=0) <= LARGEST_INT:
+        raise ValueError(
+            f"{name} has tokens {tokens!r}; they must be integers [m] from 0 to {LARGEST_INT}."
+        )
     if scored.shape != tokens.shape or scored.dtype != bool:
         raise ValueError(
             f"{name} has {len(tokens)} tokens, and scored has shape {scored.shape} and dtype "

@@ -79,8 +79,10 @@ def with_ranks(
     Raises:
       TypeError: ``ranks`` does not hold integers.
       ValueError: ``ranks`` or ``padded`` is out of range, or the method has several exchanges,
-        sends no ``delta`` or has a wrapper that excludes this one. When the method starts: params
-        are not adapters of one rank, the largest of ``ranks``, or the number of clients differs.
+        sends no ``delta``, sends one that the server adds up (FedADMM, with
+        ``padded="adapters"``) or has a wrapper that excludes this one. When the method starts:
+        params are not adapters of one rank, the largest of ``ranks``, or the number of clients
+        differs.
     """
     check_choice("padded", padded, PADDED)
     wrapper = Wrapper(algorithm, "ranks" if padded == "changes" else "padded_ranks")
@@ -90,6 +92,11 @@ def with_ranks(
         raise ValueError(
             f"algorithm is {algorithm.name}, whose clients send {fields}; with_ranks takes methods "
             "whose clients send delta."
+        )
+    if padded == "adapters" and phase.reduce["delta"] == "sum":
+        raise ValueError(
+            f"algorithm is {algorithm.name}, whose server adds up what clients send; with it "
+            "padded must be 'changes'."
         )
     table = np.asarray(ranks)
     if table.ndim != 1 or table.dtype.kind not in "iu":

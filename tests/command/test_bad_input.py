@@ -168,6 +168,8 @@ FILES = {
     "twice.json": ('{"rounds": 1, "rounds": 2}', "'rounds' is given twice"),
     "octal.yaml": ("rounds: 017\n", "017 is no decimal number"),
     "sexagesimal.yaml": ("rounds: 1:30\n", "1:30 is no decimal number"),
+    "sexagesimal_float.yaml": ("client_lr: 1:30.5\n", "1:30.5 is no decimal number"),
+    "large.yaml": (f"client_lr: 1{'0' * 400}\n", "client_lr is an integer of 401 digits"),
     "hexadecimal.yaml": ("rounds: 0x10\n", "0x10 is no decimal number"),
     "deep.yaml": ("a: " + "[" * 50 + "]" * 50, "nested too deeply"),
     "deeper.yaml": ("[" * 100_000, "nested too deeply"),

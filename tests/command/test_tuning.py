@@ -1,5 +1,6 @@
 """``fedjax-lab tune``: how a command line becomes a search, and how the command ends."""
 
+import re
 from types import SimpleNamespace
 
 import numpy as np
@@ -124,3 +125,17 @@ def test_flags_reach_the_search(monkeypatch):
     count_fn.score = "mean_squared_error"
     with pytest.raises(ValueError, match="this data set has mean_squared_error: use loss"):
         tuning._tune(parse([*LINE, "--score", "accuracy"]), spaces)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--methods", "fedavg", "fedavg"], "it has a method twice"),
+        (["--methods", "fedavg", "--algorithm=scaffold"], r"--methods \(or --algorithm\) twice"),
+        (["--methods", "fedavg", "--space", "client_lr=0.1,0.1"], "it has a value twice"),
+    ],
+)
+def test_nothing_is_given_twice(arguments, message, capsys):
+    space = [] if "--space" in arguments else ["--space", "client_lr=0.1,0.2"]
+    assert cli.main(["tune", "--dataset", "digits", *arguments, *space]) != 0
+    assert re.search(message, capsys.readouterr().err)

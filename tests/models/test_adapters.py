@@ -437,3 +437,10 @@ def test_adapters_that_cannot_be_written(saved, tmp_path):
         with pytest.raises(ValueError, match=message):
             models.save_adapters(tmp_path / "b", config, wrong)
     assert not (tmp_path / "b").exists()
+
+
+def test_adapters_are_not_padded_where_the_server_adds_up_messages():
+    method = algorithms.fedadmm(lambda params, examples, key: examples.y, client_lr=0.1)
+    with pytest.raises(ValueError, match=r"fedadmm, whose server adds up .* must be 'changes'"):
+        with_ranks(method, [1, 2])
+    assert with_ranks(method, [1, 2], padded="changes").hyperparameters["padded"] == "changes"

@@ -101,5 +101,5 @@ def test_labels_of_any_integer_dtype_are_counted():
 
 def test_tokens_beyond_int32_are_refused():
     tokens = np.array([1, 2**31 + 5, 7])
-    with pytest.raises(ValueError, match="they must be from 0 to 2147483647"):
+    with pytest.raises(ValueError, match=r"they must be integers \[m\] from 0 to 2147483647"):
         data.pack([(tokens, np.ones(3, bool))], 4)
