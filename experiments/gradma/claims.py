@@ -39,7 +39,12 @@ CLAIMS = (
     _among_all("is ahead of all 13 baselines", "GradMA", *BASELINES),
     _among_all("is ahead of all 13 baselines", "GradMA-S", *BASELINES),
     _among_all("is ahead of the baselines that change the worker", "GradMA-W", *WORKER),
-    _among_all("is ahead of GradMA-S", "GradMA", "GradMA-S"),
+    _among_all(
+        "is ahead of GradMA-S",
+        "GradMA",
+        "GradMA-S",
+        why="the client's half, GradMA-W alone, gives nothing here",
+    ),
     _among_all("is ahead of GradMA-W", "GradMA-S", "GradMA-W"),
     *(
         _among_all(
