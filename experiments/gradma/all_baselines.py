@@ -7,8 +7,8 @@ the code runs them. Its claims were written before its runs.
     python -m experiments.gradma all_baselines
 """
 
-from experiments.gradma.tables_1_and_2 import METHODS, allowed, table_setting
-from experiments.studies.study import Scale, Study, columns, smoke
+from experiments.gradma.tables_1_and_2 import METHODS, allowed, fashion_columns
+from experiments.studies.study import Scale, Study, smoke
 
 # The paper's three groups: improvements on the worker side, on the server side, or both.
 WORKER = ("FedAvg", "FedProx", "MOON", "FedMLB", "SCAFFOLD")
@@ -29,14 +29,7 @@ proximal weights are those of the paper's grid; pairs of learning rates whose pr
     methods=_METHODS,
     scales={
         "machine": Scale(
-            columns=columns(
-                table_setting("fashion_mnist", "mlp", 500),
-                ("dirichlet:0.01",),
-                100,
-                table="1|2",
-                dataset="MNIST",
-                cohort="S=10",
-            ),
+            columns=fashion_columns("dirichlet:0.01"),
             hardware="2 CPU cores",
             minutes=95,
             seeds=tuple(range(11, 21)),

@@ -82,14 +82,14 @@ def _paper(dataset, model, rounds, pairs, printed=None):
 _MNIST = {"table": "1|2", "dataset": "MNIST", "cohort": "S=10"}
 
 
+def fashion_columns(*partitions):
+    """Columns of the tables' MNIST, with Fashion-MNIST."""
+    return columns(table_setting("fashion_mnist", "mlp", 500), partitions, 100, **_MNIST)
+
+
 def _machine():
     """As written; 0.01 as published; and there what the code changes, one by one."""
-    found = columns(
-        table_setting("fashion_mnist", "mlp", 500),
-        ("dirichlet:0.01", "dirichlet:0.1"),
-        100,
-        **_MNIST,
-    )
+    found = fashion_columns("dirichlet:0.01", "dirichlet:0.1")
     skewed = {"dirichlet:0.01": found["dirichlet:0.01"]}
     both = both_ways(skewed, "GradMA", _ON_TWO_CORES, **_SIZES, **_BATCH_NORM)
     for name, override in (("weights by examples", _SIZES), ("BatchNorm", _BATCH_NORM)):

@@ -237,13 +237,13 @@ def factory(build: Factory) -> Factory:
       build: own arguments, ``**common`` -> ``Algorithm``.
     """
     own = inspect.signature(build)
-    takes_common = "common" in own.parameters
-    signature = _with_common(own) if takes_common else own
+    has_common = "common" in own.parameters
+    signature = _with_common(own) if has_common else own
 
     @functools.wraps(build)
     def wrapper(*args, **kwargs):
         given = _bound(build, signature, args, kwargs)
-        if takes_common:
+        if has_common:
             _check_lrs_of(given)
         described = {
             name: str(value) if getattr(value, "recorded_as_text", False) else describe(value)
@@ -264,7 +264,7 @@ def factory(build: Factory) -> Factory:
             algorithm, hyperparameters=described, loss_fn=loss_fn, phases=phases
         )
 
-    if takes_common:
+    if has_common:
         _show_common(wrapper, signature)
     return wrapper  # type: ignore[return-value]
 

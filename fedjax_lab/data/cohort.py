@@ -280,11 +280,12 @@ class Schedule(NamedTuple):
         if expected is not None and self.devices is not None:
             expected = expected * (1 - self.devices.dropout)
         holders = ids
-        if has_empty_slots:  # a padded slot reads the examples of any client
+        if has_empty_slots:  # a padded slot reads what a client of the cohort does, or anyone
             someone = 0 if clients.nonempty is None else clients.nonempty[0]
+            someone = jnp.where(ids.min() < clients.num_clients, ids.min(), someone)
             holders = jnp.where(ids < clients.num_clients, ids, someone)
         starts, sizes = clients.starts[holders], clients.sizes[holders]
-        places, is_real = _positions(keys.order, ids, sizes, work, self.replace)
+        places, is_real = _positions(keys.order, holders, sizes, work, self.replace)
         if num_steps is not None:
             is_taken = jnp.arange(work.num_steps, dtype=jnp.int32)[None, :] < num_steps[:, None]
             is_real = is_real & is_taken[..., None]

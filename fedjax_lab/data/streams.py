@@ -203,20 +203,16 @@ class FederatedStream:
     def _with_targets(self) -> FederatedArrays:
         return dataclasses.replace(self.index, examples={"y": self.examples.targets})
 
-    def most_examples(
-        self, rounds: int, cohort_size: int, most_of_client: int, may_be_empty: bool = False
-    ) -> int:
+    def most_examples(self, rounds: int, cohort_size: int, most_of_client: int) -> int:
         """Return P, an upper bound on the examples of these rounds for any cohorts.
 
         Args:
           rounds: number of rounds.
           cohort_size: S.
           most_of_client: largest number of examples that a client draws in a round.
-          may_be_empty: whether slots of the cohort may be padded. These draw as one further client
-            does.
         """
         sizes = np.minimum(np.asarray(self.index.sizes, np.int64), most_of_client)
-        of_round = int(np.sort(sizes)[::-1][:cohort_size].sum()) + may_be_empty * int(sizes.max())
+        of_round = int(np.sort(sizes)[::-1][:cohort_size].sum())
         return min(rounds * of_round, self.index.indices.shape[0])
 
     def window_bytes(self, count: int) -> int:

@@ -4,6 +4,7 @@ It also attaches client times to the clients' data.
 """
 
 import dataclasses
+import math
 import sys
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -13,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_lab.checks import warn
+from fedjax_lab.checks import MOST_ROUNDS, warn
 from fedjax_lab.data import ClientTimes, FederatedArrays, FederatedStream
 from fedjax_lab.data.client_sampling import check_cohorts
 from fedjax_lab.data.cohort import Schedule
@@ -145,7 +146,7 @@ class StreamedClientData(ClientData):
         schedule, eval_every = run.schedule, run.eval_every
         self._stream, self._key, self._processes = stream, run.key, processes
         self._rounds, self._every = run.rounds, eval_every
-        self.longest, self.count = _fit(stream, schedule, min(eval_every, run.rounds))
+        self.longest, self.count = _fit(stream, schedule, eval_every)
         if progress:
             print(f"{run.algorithm.name}: {self._told()}", file=sys.stderr, flush=True)
         # JAX's own setting is that of the thread that asks.
@@ -330,13 +331,13 @@ def _fit(stream: FederatedStream, schedule: Schedule, eval_every: int) -> tuple[
     first = jax.ShapeDtypeStruct((), jnp.int32)
     batch = jax.eval_shape(schedule.draw, stream.index, seeded(0), first)
     numbers = _most(batch)
-    slots, may_be_empty = numbers.shape[0], batch.participates is not None
+    slots = numbers.shape[0]
     room = stream.memory - stream.index_bytes
     count, size = 0, 0
-    for rounds in range(eval_every, 0, -1):
-        if eval_every % rounds:
-            continue
-        count = stream.most_examples(rounds, slots, numbers.size // slots, may_be_empty)
+    every = min(eval_every, MOST_ROUNDS)
+    pairs = [(n, every // n) for n in range(1, math.isqrt(every) + 1) if every % n == 0]
+    for rounds in sorted({divisor for pair in pairs for divisor in pair}, reverse=True):
+        count = stream.most_examples(rounds, slots, numbers.size // slots)
         size = 2 * stream.window_bytes(count) + 4 * rounds * numbers.size
         if size <= room:
             return rounds, count

@@ -136,7 +136,6 @@ def _checked_first(evaluate, count_fn, test, frozen, batch_size, held=None):
     def evaluate_checked(params):
         nonlocal is_checked
         if not is_checked:
-            jax.eval_shape(functools.partial(_count, count_fn), params, test, frozen)
             check_labels_of_counts(count_fn, params, (test, frozen), batch_size, held)
             is_checked = True
         return evaluate(params)

@@ -375,6 +375,7 @@ def test_files_that_are_none(tmp_path):
         data.pack_chats([{"text": "a"}], letters(), length=9, template="chat")
     for wrong, message in (
         ([([-1, 2], [True, True])], "they must be integers"),
+        ([([1, 2**31 + 5], [True, True])], "from 0 to 2147483647"),
         ([([1, 2], [True])], r"scored has shape \(1,\)"),
         ([([1, 2], [True, False])], "has no scored token after its first"),
     ):

@@ -12,6 +12,7 @@ import pytest
 
 from fedjax_lab import algorithms, build_round, data, simulate, sweep, tune, with_frozen
 from fedjax_lab.data.cohort import Schedule
+from fedjax_lab.simulation.evaluate_personal import client_models
 from fedjax_lab.simulation.placement import Placement
 
 N, B, STEPS, LR = 4, 6, 3, 0.5
@@ -196,3 +197,24 @@ def test_a_search_takes_those_of_its_training_clients_and_needs_a_score(clients)
 def test_wrong_constants_are_refused(clients, constants, said):
     with pytest.raises(ValueError, match=said):
         simulate(FEDAVG, PARAMS, clients, client_constants=constants, **CALL)
+
+
+def test_fine_tuning_has_the_constants_of_its_client(clients):
+    """A client whose loss is 0 times something does not move."""
+
+    def weighted(params, examples, key, constants=None):
+        losses = jnp.square(examples.x @ params - examples.y[:, None]).sum(-1)
+        return losses if constants is None else constants * losses
+
+    fedavg = algorithms.fedavg(weighted, client_lr=0.01)
+    method = algorithms.with_fine_tuning(fedavg, weighted, steps=5, client_lr=0.01)
+    factors = np.array([0.0, 1.0, 2.0, 3.0], np.float32)
+    result = simulate(method, PARAMS, clients, client_constants=factors, **CALL)
+    models = client_models(method, clients, client_constants=factors)
+    still, moved = (models(result.state, jnp.int32(i)) for i in (0, 1))
+    np.testing.assert_array_equal(still, result.params)
+    assert np.abs(moved - result.params).max() > 1e-4
+    with pytest.warns(UserWarning, match=r"has an argument constants; .* client_models, too"):
+        client_models(method, clients)
+    with pytest.raises(ValueError, match="must have an entry for each of the 4"):
+        client_models(method, clients, client_constants=factors[:3])

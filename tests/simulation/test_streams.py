@@ -261,3 +261,38 @@ def test_a_plan_of_a_stream(folder):
 def test_what_needs_resident_data_refuses_a_stream(folder, needs, said):
     with pytest.raises(TypeError, match=f"clients is a FederatedStream, .* {said}"):
         needs(streamed(folder))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"times": data.ClientTimes(availability=np.arange(40)[None] == 0)},
+        {"sampling": "poisson", "rounds": 20, "eval_every": 1, "seed": 1, "cohort_size": 3},
+    ],
+)
+def test_a_stream_has_room_for_what_padded_slots_draw(options):
+    """One client has nearly all examples, and local steps take other ones each."""
+    owners = np.repeat(np.arange(40), [400, *[1] * 39])
+    x = np.random.default_rng(0).normal(size=(439, 5)).astype(np.float32)
+    examples, settings = data.Examples(x, x[:, 0]), SETTINGS | {"local_steps": 5} | options
+    method = algorithms.fedavg(loss_fn, client_lr=0.01)
+    assert_same_run(
+        simulate(method, PARAMS, data.stream(examples, owners, memory=ROOMY), **settings),
+        simulate(method, PARAMS, data.partition(examples, owners, 40), **settings),
+    )
+
+
+def test_a_run_that_is_evaluated_later_than_it_ends_can_be_extended(tmp_path, folder):
+    """What a stream's program holds depends on ``eval_every`` and not on the number of rounds."""
+    settings = {"eval_every": 10, "run_dir": tmp_path}
+    run("fedavg", streamed(folder), rounds=4, **settings)
+    longer = run("fedavg", streamed(folder), rounds=13, **settings)
+    assert_same_run(longer, run("fedavg", streamed(folder), rounds=13, eval_every=10))
+    late = run("fedavg", streamed(folder), rounds=4, eval_every=2**62)
+    assert [row["round"] for row in late.history] == [4]
+
+
+def test_labels_of_any_integer_dtype_are_counted():
+    labels = np.arange(40, dtype=np.uint64) % 3
+    stream = data.stream((X[:40], labels), "iid", 4, memory=ROOMY)
+    assert np.asarray(stream.label_histogram()).sum(0).tolist() == [14, 13, 13]

@@ -244,3 +244,26 @@ def test_all_that_is_drawn_depends_on_seed_round_and_client():
         clients, jax.random.key(5), 3, cohort_size=3, local_steps=2, batch_size=4
     )
     assert other.seconds is None
+
+
+class OwnDevices(Devices):
+    """Devices with arguments of their own."""
+
+    def __init__(self, steps):
+        super().__init__()
+        object.__setattr__(self, "steps", steps)
+
+    def local_steps(self, key, round, ids, planned):
+        return jnp.full_like(planned, self.steps)
+
+
+def test_methods_of_two_gradients_take_devices_of_any_kind():
+    """Beside client times, only these say how long a step is."""
+    method = algorithms.fedsam(loss_fn, client_lr=0.1, perturbation_radius=0.05)
+    for options in (
+        {"devices": Devices(min_local_steps=1), "times": ClientTimes()},
+        {"devices": OwnDevices(2)},
+    ):
+        result = run(method, rounds=2, **options)
+        assert np.isfinite(result.params["w"]).all()
+    assert result.history[-1]["local_steps"] == 2
