@@ -175,6 +175,9 @@ def parse_missing(texts: Sequence[str]) -> Any:
 
     Args:
       texts: none; one meaning, such as "drop" or "0"; or several MARK=MEANING.
+
+    Raises:
+      ValueError: a text has another form, or a mark stands twice.
     """
 
     def meaning(text: str) -> str | float:
@@ -193,6 +196,9 @@ def parse_missing(texts: Sequence[str]) -> Any:
             f"missing is {' '.join(texts)!r}; it must be drop, mean, keep or a number, or several "
             "MARK=MEANING, such as ?=drop."
         )
+    marks = [mark for mark, *_ in pairs]
+    if twice := [mark for place, mark in enumerate(marks) if mark in marks[:place]]:
+        raise ValueError(f"missing is {' '.join(texts)!r}; it has the mark {twice[0]!r} twice.")
     return {mark: meaning(text) for mark, _, text in pairs}
 
 

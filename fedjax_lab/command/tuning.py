@@ -50,7 +50,7 @@ def tune_command(command: TuneCommand) -> int:
                 file=sys.stderr,
             )
         raise
-    print(best, end="")
+    print(best)
     written = [path for path in (out, figure) if path is not None]
     if out is not None:
         from fedjax_lab.report.formats import write_format

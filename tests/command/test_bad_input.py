@@ -177,6 +177,8 @@ FILES = {
     "nan.json": ('{"client_lr": NaN}', "NaN is no number of JSON"),
     "object.yaml": ("!!python/object/apply:os.system ['true']", "not valid YAML"),
     "list.json": ("[1]", "holds no JSON object"),
+    "merge.yaml": ("option: &a {x: 1}\nmodel_option: {<<: *a}\n", "<< merges settings of another"),
+    "merge_top.yaml": ("<<: {rounds: 1}\n", "<< merges settings of another place; write them out"),
     "text.yaml": ("just text", "holds no YAML object"),
     "half.json": ('{"rounds": ', "not valid JSON"),
     "tab.yaml": ("rounds:\n\t1", "not valid YAML"),

@@ -248,6 +248,8 @@ def test_rows_without_clients_are_divided_by_a_scheme(folder, capsys):
         (["--missing", "drop"], "dataset 'digits'; columns are those of csv:FILE"),
         (["--categories", "user"], "dataset 'digits'; columns are those of csv:FILE"),
         ([*OF_NUMBERS, "--missing", "dorp"], "missing is 'dorp'; it must be 'drop', 'mean'"),
+        ([*OF_NUMBERS, "--missing", "?=drop", "?=mean"], "it has the mark '?' twice"),
+        ([*OF_NUMBERS, "--missing", "NA=drop", "na=mean"], "'na' has two meanings"),
         ([*OF_NUMBERS, "--missing", "?=drop", "0"], "it must be drop, mean, keep or a number, or"),
         (["--client", "user"], "dataset 'digits'; columns are those of csv:FILE"),
         ([*OF_NUMBERS, "--partition", "iid"], "partition is 'iid' and client 'user'"),

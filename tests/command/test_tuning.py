@@ -88,6 +88,22 @@ def test_the_table_and_the_files_are_written(ended, tmp_path, capsys):
     assert files[1].read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.parametrize("flags", [(), ("--quiet",)])
+def test_the_table_ends_with_a_line(ended, flags, capsys):
+    assert ended(result(), *flags) == 0
+    assert capsys.readouterr().out == result().table() + "\n"
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [("tune", "Print the table and errors only."), ("rerun", "Print whether they differ, and")],
+)
+def test_the_help_says_what_quiet_prints(command, said, capsys):
+    with pytest.raises(SystemExit):
+        cli.main([command, "--help"])
+    assert said in capsys.readouterr().out
+
+
 def test_the_status_says_how_the_search_ended(ended, capsys):
     assert ended(Diverged("all points of 'fedavg' diverged")) == 3
     assert capsys.readouterr().err == "fedjax-lab: all points of 'fedavg' diverged\n"
