@@ -125,8 +125,8 @@ class PlanCommand(_Configured):
 class SweepCommand(_Searching):
     """Run all combinations of hyperparameters with all seeds, as one compiled program.
 
-    All runs share one partition, that of partition_seed (or seed). With run_dir, the same
-    command resumes.
+    All runs share one partition, that of partition_seed (or seed), and the attackers of seed. With
+    run_dir, the same command resumes.
     """
 
     settings: _InGroups

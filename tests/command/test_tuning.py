@@ -78,6 +78,20 @@ def test_an_option_can_be_of_one_method(monkeypatch):
     parse([*line, "--space", "fafed.momentum=0.1", "--option", "fafed.second_moment_decay=0.5"])
 
 
+def test_the_options_of_the_server_optimizer_are_in_the_space(monkeypatch):
+    searched = []
+    monkeypatch.setattr(tuning, "start", lambda *arguments: None)
+    monkeypatch.setattr(
+        tuning, "_tune", lambda command, spaces: searched.append(spaces) or result()
+    )
+    line = ["tune", "--algorithm", "fedavg", "fedopt", "--server-lr", "0.1"]
+    line += ["--space", "client_lr=0.1,0.2", "--space", "fedopt.momentum=0.5,0.9"]
+    assert cli.main([*line, "--option", "fedopt.server_optimizer=momentum"]) == 0
+    rates = {"client_lr": [0.1, 0.2]}
+    assert searched == [{"fedavg": rates, "fedopt": {**rates, "momentum": [0.5, 0.9]}}]
+    assert cli.main([*line, "--option", "fedopt.server_optimizer=adam"]) == 2
+
+
 def test_the_table_and_the_files_are_written(ended, tmp_path, capsys):
     files = [tmp_path / "trials.csv", tmp_path / "trials.png"]
     assert ended(result(), "--out", str(files[0]), "--figure", str(files[1])) == 0
@@ -128,6 +142,9 @@ def test_flags_reach_the_search(monkeypatch):
     tuning._tune(parse([*LINE, *more, "--score", "accuracy"]), spaces)
     tuning._tune(parse(LINE), spaces)
     by_accuracy, by_loss = given
+    attacked = parse([*LINE, "--attack", "sign_flip:0.2", "--seed", "3"])
+    with pytest.warns(UserWarning, match="all runs of a search have the attackers of seed 3"):
+        tuning._tune(attacked, spaces)
     assert by_accuracy["score"](np.float32(1), np.float32(2)) == 3
     chosen = {name: by_accuracy[name] for name in ("mode", "average", "sampler", "budget", "seeds")}
     assert chosen == {
