@@ -265,9 +265,16 @@ def _may_be_none(hint: Any, default: Any) -> bool:
 
 
 def _check_finite(what: str, value: Any) -> None:
-    parts = value if isinstance(value, tuple) else (value,)
-    if not all(math.isfinite(part) for part in parts if isinstance(part, float)):
-        raise ValueError(f"{what} is {format_value(value)}; it must be finite.")
+    for part in value if isinstance(value, tuple) else (value,):
+        try:
+            is_finite = not isinstance(part, (int, float)) or math.isfinite(part)
+        except OverflowError as error:
+            digits = len(str(abs(part)))
+            raise ValueError(
+                f"{what} is an integer of {digits} digits; it is too large."
+            ) from error
+        if not is_finite:
+            raise ValueError(f"{what} is {format_value(value)}; it must be finite.")
 
 
 def _typed(what: str, value: Any, default: Any, hint: Any) -> Any:
