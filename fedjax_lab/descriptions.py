@@ -56,7 +56,7 @@ def format_value(value: Any) -> str:
       value: a number, a bool, None, text, or a tuple of these.
     """
     if isinstance(value, (tuple, list)):
-        return ",".join(map(format_value, value)) + ("," if len(value) == 1 else "")
+        return ",".join(map(format_value, value)) + ("," if len(value) < 2 else "")
     words: dict[Any, str] = {True: "true", False: "false"}
     return "none" if value is None else words[value] if isinstance(value, bool) else str(value)
 

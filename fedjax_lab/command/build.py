@@ -13,7 +13,7 @@ from fedjax_lab.command.factories import find
 from fedjax_lab.command.options import (
     CLIPS,
     SERVER_OPTIMIZERS,
-    parse_options,
+    parse_options_of,
 )
 from fedjax_lab.command.schedules import client_schedule
 from fedjax_lab.command.settings import ClockSettings, PrivacySettings, RoundsSettings, said_of
@@ -58,7 +58,7 @@ def build_algorithm(
     settings = {name: changed.pop(name) for name in VARIED if name in changed}
     config = config.replace(**settings)
     method = config.method
-    arguments = {**parse_options(method.option, "option"), **changed}
+    arguments = {**parse_options_of("algorithm", method.algorithm, method.option), **changed}
     if method.algorithm == "fedopt":
         optimizer = SERVER_OPTIMIZERS[arguments.pop("server_optimizer")]
         arguments = {"server_optimizer": optimizer(method.server_lr, **arguments)}

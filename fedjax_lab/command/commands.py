@@ -60,6 +60,12 @@ class _Computing(_Configured, _Quiet):
     core."""
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Searching(_Computing):
+    quiet: bool = False
+    """Print the table and errors only."""
+
+
 @dataclasses.dataclass(frozen=True)
 class RunCommand(_Computing):
     """Run a simulation, or resume it with the same command.
@@ -116,11 +122,11 @@ class PlanCommand(_Configured):
 
 
 @dataclasses.dataclass(frozen=True)
-class SweepCommand(_Computing):
+class SweepCommand(_Searching):
     """Run all combinations of hyperparameters with all seeds, as one compiled program.
 
-    All runs share one partition, that of partition_seed (or seed). With run_dir, the same
-    command resumes.
+    All runs share one partition, that of partition_seed (or seed), and the attackers of seed. With
+    run_dir, the same command resumes.
     """
 
     settings: _InGroups
@@ -138,7 +144,7 @@ class SweepCommand(_Computing):
 
 
 @dataclasses.dataclass(frozen=True)
-class TuneCommand(_Computing):
+class TuneCommand(_Searching):
     """Tune one or several methods on validation data, by successive halving.
 
     All methods spend the same number of gradients; the test set is not read.
@@ -231,8 +237,14 @@ class ExportCommand(_Quiet):
     """File to write: .npz (NumPy), .safetensors (PyTorch, JAX and others) or .pt (PyTorch)."""
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Repeating(_Quiet):
+    quiet: bool = False
+    """Print whether they differ, and errors, only."""
+
+
 @dataclasses.dataclass(frozen=True)
-class RerunCommand(_Quiet):
+class RerunCommand(_Repeating):
     """Repeat a finished run from its config.json; compare metrics and params bit for bit.
 
     Exit status 1 means that they differ; the first difference and differing versions are printed.
@@ -444,7 +456,8 @@ def _check_run(command: RunCommand, file: RunConfig) -> None:
     if command.print_config is None:
         return
     for flag in (*("cpu_devices", "distributed", "quiet"), *_OF_PROCESSES):
-        if value := getattr(command, flag):
+        value = getattr(command, flag)
+        if value is not None and value is not False:  # process 0 is one
             raise ValueError(
                 f"{flag} is {value!r}; `fedjax-lab run --print-config` does not use "
                 f"--{flag.replace('_', '-')}: it runs nothing; omit it."

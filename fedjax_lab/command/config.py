@@ -17,7 +17,7 @@ from fedjax_lab.command.options import (
     check_server_lr,
     derived_options,
     format_options,
-    parse_options,
+    parse_options_of,
     published_settings,
 )
 from fedjax_lab.command.settings import (
@@ -37,7 +37,7 @@ from fedjax_lab.command.settings import (
 from fedjax_lab.signatures import SYNONYMS
 from fedjax_lab.storage.run_dir import renamed_settings
 
-_OPTIONS = ("option", "model_option", "dataset_option")
+_OPTIONS = {"option": "algorithm", "model_option": "model", "dataset_option": "dataset"}
 _NUM_CLIENTS = 20
 
 
@@ -154,7 +154,10 @@ class RunConfig:
     def to_dict(self) -> dict[str, Any]:
         """Convert all settings to plain values of JSON and YAML, the inverse of ``from_dict``."""
         values = self.settings()
-        options = {name: parse_options(values[name], name) for name in _OPTIONS}
+        options = {
+            name: parse_options_of(setting, values[setting], values[name])
+            for name, setting in _OPTIONS.items()
+        }
         return {
             **{name: _plain(value) for name, value in values.items()},
             **{
@@ -189,13 +192,13 @@ class RunConfig:
         defaults, published = published_settings(name) if method.as_published else ({}, {})
         defaults = {"weight_decay": 0.0, **defaults}
         config = config.replace(**{n: v for n, v in defaults.items() if getattr(method, n) is None})
-        given = parse_options(method.option, "option")
+        given = parse_options_of("algorithm", name, method.option)
         options = {**derived_options(name, config.data.num_clients), **published, **given}
         options = check_options("algorithm", name, options)
         check_server_lr(name, config.method.server_lr)
         model, data = config.model, config.data
-        model_options = parse_options(model.model_option, "model_option")
-        dataset_options = parse_options(data.dataset_option, "dataset_option")
+        model_options = parse_options_of("model", model.model, model.model_option)
+        dataset_options = parse_options_of("dataset", data.dataset, data.dataset_option)
         steps, epochs = config.rounds.local_steps, config.rounds.local_epochs
         return config.replace(
             option=format_options(options),

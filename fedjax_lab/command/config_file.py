@@ -15,6 +15,8 @@ _YAML_SUFFIXES = (".yaml", ".yml")
 # PyYAML follows YAML 1.1, where 1e-3 is text; here it is a number, as in YAML 1.2 and in JSON.
 _DECIMAL = re.compile(r"[-+]?(0|[1-9][0-9_]*)\Z")
 _DEPTH = 5  # a run's config.json has settings in settings in settings
+_FLOAT_TAG, _FLOAT_STARTS = "tag:yaml.org,2002:float", list("-+.0123456789")
+_MERGE = "tag:yaml.org,2002:merge"
 _FLOAT = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)[eE][-+]?\d+\Z")
 
 
@@ -67,7 +69,11 @@ def format_settings(values: Mapping[str, Any], form: str) -> str:
         return json.dumps(values, indent=2, allow_nan=False) + "\n"
     import yaml
 
-    return yaml.safe_dump(dict(values), sort_keys=False, default_flow_style=False)
+    class Dumper(yaml.SafeDumper):  # puts text that looks like a number into quotes
+        pass
+
+    Dumper.add_implicit_resolver(_FLOAT_TAG, _FLOAT, _FLOAT_STARTS)
+    return yaml.dump(dict(values), Dumper=Dumper, sort_keys=False, default_flow_style=False)
 
 
 def kinds_of(hint: Any) -> tuple[Any, ...]:
@@ -131,6 +137,8 @@ def _parse_yaml(text: str) -> Any:
 
     class Loader(yaml.SafeLoader):
         def construct_mapping(self, node, deep=False):
+            if any(key.tag == _MERGE for key, _ in node.value):
+                raise ValueError("<< merges settings of another place; write them out")
             check_distinct([self.construct_object(key, deep=True) for key, _ in node.value])
             return super().construct_mapping(node, deep)
 
@@ -144,9 +152,9 @@ def _parse_yaml(text: str) -> Any:
                 raise ValueError(f"{node.value} is no decimal number; put text into quotes")
             return super().construct_yaml_float(node)
 
-    Loader.add_constructor("tag:yaml.org,2002:float", Loader.construct_yaml_float)
+    Loader.add_constructor(_FLOAT_TAG, Loader.construct_yaml_float)
     Loader.add_constructor("tag:yaml.org,2002:int", Loader.construct_yaml_int)
-    Loader.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT, list("-+.0123456789"))
+    Loader.add_implicit_resolver(_FLOAT_TAG, _FLOAT, _FLOAT_STARTS)
     try:
         depth = 0
         for event in yaml.parse(text, Loader):

@@ -7,7 +7,7 @@ import numpy as np
 
 from fedjax_lab import data
 from fedjax_lab.command.factories import find, is_own
-from fedjax_lab.command.options import parse_options
+from fedjax_lab.command.options import parse_options_of
 from fedjax_lab.command.settings import DataSettings
 from fedjax_lab.command.table_data import TableData, load_table
 from fedjax_lab.data.dtypes import native
@@ -62,7 +62,7 @@ def _load_federated(settings: DataSettings) -> TableData:
 
 def _load_own(settings: DataSettings) -> TableData:
     returned = find("dataset", settings.dataset)(
-        **parse_options(settings.dataset_option, "dataset_option")
+        **parse_options_of("dataset", settings.dataset, settings.dataset_option)
     )
     owner = f"dataset is {settings.dataset!r}"
     try:

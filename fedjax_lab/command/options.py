@@ -1,6 +1,8 @@
 """Options as text: ``--option name=value`` for methods, models and data sets."""
 
 import inspect
+import math
+import types
 import typing
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -24,7 +26,9 @@ _WORDS = {"true": True, "false": False, "none": None}
 _KINDS = {bool: "true or false", int: "an integer", float: "a number", str: "text"}
 
 
-def parse_options(texts: Iterable[str], argument: str = "option") -> dict[str, Any]:
+def parse_options(
+    texts: Iterable[str], argument: str = "option", of_text: Mapping[str, bool] | None = None
+) -> dict[str, Any]:
     """Parse "name=value" texts into {name: value}; the last of equal names wins.
 
     A value becomes an int, a float, true, false or none, a tuple of these (with commas), or else
@@ -33,17 +37,55 @@ def parse_options(texts: Iterable[str], argument: str = "option") -> dict[str, A
     Args:
       texts: such as "margin=0.1".
       argument: the argument's name, for the error.
+      of_text: {name: may be none} of options whose values stay text.
 
     Raises:
       ValueError: a text does not have the form name=value.
     """
-    options = {}
+    options: dict[str, Any] = {}
+    of_text = of_text or {}
     for text in texts:
         name, equals, value = text.partition("=")
         if not equals or not name.strip().isidentifier() or not value.strip():
             raise ValueError(f"{argument} is {text!r}; it must be of the form name=value.")
-        options[name.strip()] = _parse_value(value.strip())
+        name, value = name.strip(), value.strip()
+        is_text = name in of_text and not (of_text[name] and value.lower() == "none")
+        options[name] = value if is_text else _parse_value(value)
     return options
+
+
+def parse_options_of(setting: str, name: str, texts: Iterable[str]) -> dict[str, Any]:
+    """Parse options like ``parse_options``; those that the function annotates as text stay text.
+
+    Args:
+      setting: "algorithm", "model" or "dataset".
+      name: its value.
+      texts: such as "margin=0.1".
+
+    Raises:
+      ValueError: a text does not have the form name=value.
+    """
+    argument = "option" if setting == "algorithm" else f"{setting}_option"
+    texts = tuple(texts)
+    return parse_options(texts, argument, _of_text(setting, name) if texts else None)
+
+
+def _of_text(setting: str, name: str) -> dict[str, bool]:
+    """Return the options that are annotated as text, and whether each may be none."""
+    if setting == "dataset" and not is_own(setting, name):
+        return {}
+    try:
+        function = find(setting, name)
+    except (ValueError, TypeError, ImportError):  # a name that is checked elsewhere
+        return {}
+    defaults, plain = defaults_of(function), (None, types.UnionType, typing.Union)
+    return {
+        option: _may_be_none(hint, defaults.get(option))
+        for option, hint in _hints(function).items()
+        if typing.get_origin(hint) in plain
+        and _kinds_of(hint) == {str}
+        and not isinstance(defaults.get(option), tuple)
+    }
 
 
 def _parse_value(text: str) -> Any:
@@ -174,7 +216,7 @@ def check_options(setting: str, name: str, given: Mapping[str, Any]) -> dict[str
       The options, with the types of the function's arguments.
 
     Raises:
-      ValueError: an option is unknown, missing, or of another type.
+      ValueError: an option is unknown, missing, of another type, or not finite.
     """
     is_method = setting == "algorithm"
     owner, flag = (name, "option") if is_method else (f"the {setting} {name}", f"{setting}-option")
@@ -212,11 +254,34 @@ def _hints(function: Callable[..., Any]) -> dict[str, Any]:
         return {}
 
 
+def _kinds_of(hint: Any) -> set[type]:
+    """Return the plain types that an annotation names."""
+    parts = (hint, *typing.get_args(hint))
+    return {kind for kind in parts if isinstance(kind, type) and kind in _KINDS}
+
+
+def _may_be_none(hint: Any, default: Any) -> bool:
+    return default is None or type(None) in typing.get_args(hint)
+
+
+def _check_finite(what: str, value: Any) -> None:
+    for part in value if isinstance(value, tuple) else (value,):
+        try:
+            is_finite = not isinstance(part, (int, float)) or math.isfinite(part)
+        except OverflowError as error:
+            digits = len(str(abs(part)))
+            raise ValueError(
+                f"{what} is an integer of {digits} digits; it is too large."
+            ) from error
+        if not is_finite:
+            raise ValueError(f"{what} is {format_value(value)}; it must be finite.")
+
+
 def _typed(what: str, value: Any, default: Any, hint: Any) -> Any:
     """Check that a value has the type of its annotation, or else of its default."""
-    parts = typing.get_args(hint)
-    if value is None and (default is None or type(None) in parts):
+    if value is None and _may_be_none(hint, default):
         return value
+    _check_finite(what, value)
     if isinstance(default, tuple) or typing.get_origin(hint) is tuple:
         value = value if isinstance(value, tuple) else (value,)
         kinds = (
@@ -224,8 +289,7 @@ def _typed(what: str, value: Any, default: Any, hint: Any) -> Any:
         )
         fits, words = all(type(part) in kinds for part in value), "a tuple like 64,32"
     else:
-        named = [kind for kind in (hint, *parts) if isinstance(kind, type) and kind in _KINDS]
-        kinds = set(named or [kind for kind in [type(default)] if kind in _KINDS])
+        kinds = _kinds_of(hint) or {type(default)} & _KINDS.keys()
         allowed = (*kinds, int) if float in kinds else tuple(kinds)
         fits = isinstance(value, allowed) and (bool in kinds or not isinstance(value, bool))
         words = " or ".join(_KINDS[kind] for kind in _KINDS if kind in kinds)

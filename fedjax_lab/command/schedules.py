@@ -78,7 +78,11 @@ def _parsed(words: list[str], client_lr: Any, rounds: int) -> ScalarOrSchedule:
         case ["cosine"]:
             return OfRounds(optax.cosine_decay_schedule(client_lr, rounds))
         case ["warmup_cosine", warmup]:
-            length = check_int("ROUNDS", int(warmup), minimum=1, maximum=rounds - 1)
+            length = check_int("ROUNDS", int(warmup), minimum=1)
+            if length >= rounds:
+                raise ValueError(
+                    f"ROUNDS is {length} and rounds {rounds}; rounds must be more than the warm-up"
+                )
             # Not from 0: several methods divide by the rate.
             rise = optax.linear_schedule(client_lr / length, client_lr, length)
             fall = optax.cosine_decay_schedule(client_lr, rounds - length)

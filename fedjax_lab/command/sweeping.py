@@ -84,11 +84,7 @@ def run_sweep(
             f"a sweep evaluates only the global model, and {config.method.algorithm} has a model "
             "for each client: use run, whose rows have personal_accuracy.",
         )
-    if config.privacy.attack is not None and len(seeds) > 1:
-        warn(
-            f"all runs of a sweep have the attackers of seed {config.rounds.seed}; use run "
-            "--seeds, which draws them for each seed."
-        )
+    warn_of_attackers("a sweep", config, seeds)
     if progress:
         print(setup.clients.summary(), file=sys.stderr, flush=True)
     return sweep(
@@ -103,6 +99,21 @@ def run_sweep(
         run_dir=config.output.run_dir,
         progress=progress,
     )
+
+
+def warn_of_attackers(what: str, config: RunConfig, seeds: Sequence[int]) -> None:
+    """Warn if runs with several seeds have the same attackers, those of the config's ``seed``.
+
+    Args:
+      what: what the runs belong to, for the warning.
+      config: the settings of all runs.
+      seeds: those of the runs.
+    """
+    if config.privacy.attack is not None and len(seeds) > 1:
+        warn(
+            f"all runs of {what} have the attackers of seed {config.rounds.seed}; use run "
+            "--seeds, which draws them for each seed."
+        )
 
 
 def sweep_points(texts: Iterable[str], settings: RunConfig) -> tuple[list[Point], RunConfig]:

@@ -3,14 +3,14 @@
 Axes: n rows, N clients.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from fedjax_lab import data
-from fedjax_lab.checks import check_choice
+from fedjax_lab.checks import check_choice, warn
 from fedjax_lab.command.settings import DEFAULT_TEST_SPLIT, DataSettings, said_of
 from fedjax_lab.data.cells import Missing
 from fedjax_lab.data.columns import TableExamples, read_columns
@@ -175,6 +175,9 @@ def parse_missing(texts: Sequence[str]) -> Any:
 
     Args:
       texts: none; one meaning, such as "drop" or "0"; or several MARK=MEANING.
+
+    Raises:
+      ValueError: a text has another form, or a mark stands twice.
     """
 
     def meaning(text: str) -> str | float:
@@ -193,6 +196,9 @@ def parse_missing(texts: Sequence[str]) -> Any:
             f"missing is {' '.join(texts)!r}; it must be drop, mean, keep or a number, or several "
             "MARK=MEANING, such as ?=drop."
         )
+    marks = [mark for mark, *_ in pairs]
+    if twice := [mark for place, mark in enumerate(marks) if mark in marks[:place]]:
+        raise ValueError(f"missing is {' '.join(texts)!r}; it has the mark {twice[0]!r} twice.")
     return {mark: meaning(text) for mark, _, text in pairs}
 
 
@@ -306,6 +312,7 @@ def _with_file(
         seen = _parts(sizes, names)
         x, y = x[order], y[order]
         if ids is not None:
+            _check_known(settings, path, {str(name): None for name in ids.tolist()}, names)
             places = {name: place for place, name in enumerate(names)}
             of = np.array([places.get(str(name), len(names)) for name in ids.tolist()])
             order = np.argsort(of, kind="stable")
@@ -314,6 +321,34 @@ def _with_file(
             own = _parts(counts, names) if counts.sum() else None
     arrays = {"x_train": x, "y_train": y, "x_test": x_test, "y_test": y_test}
     return _checked(settings, arrays, np.concatenate([y, y_test]), seen, own)
+
+
+def _check_known(
+    settings: DataSettings, path: str, ids: Iterable[str], names: tuple[str, ...]
+) -> None:
+    """Check that the test file names clients as the training file does; warn if it has none."""
+    found = tuple(ids)
+    if not {*found}.isdisjoint(names):
+        return
+    about = (
+        f"test_split is {path!r}, whose {settings.client} has {_first(found)}; none is a client of "
+        f"{settings.dataset}, which has {_first(names)}"
+    )
+    if not {*map(_number, found)}.isdisjoint(map(_number, names)):
+        raise ValueError(f"{about}: spell them in the same way.")
+    warn(f"{about}: the clients have no test examples of their own.")
+
+
+def _first(names: Sequence[str]) -> str:
+    return ", ".join(map(repr, names[:3])) + (", ..." if len(names) > 3 else "")
+
+
+def _number(name: str) -> float | str:
+    """Return the number that an id spells, or else the id without capitals and spaces around."""
+    try:
+        return float(name)
+    except ValueError:
+        return name.strip().lower()
 
 
 def _parts(sizes: np.ndarray, names: tuple[str, ...]) -> data.FederatedArrays:

@@ -1,7 +1,7 @@
 """``fedjax-lab tune``: hyperparameters of several methods by successive halving."""
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import jax
@@ -13,7 +13,7 @@ from fedjax_lab.command.config import RunConfig
 from fedjax_lab.command.factories import check_known
 from fedjax_lab.command.launch import DIVERGED, start
 from fedjax_lab.command.screen import file_to_write
-from fedjax_lab.command.sweeping import at_point, may_vary
+from fedjax_lab.command.sweeping import at_point, may_vary, warn_of_attackers
 from fedjax_lab.tuning.search_result import Diverged, SearchResult
 from fedjax_lab.types import Params, PyTree
 
@@ -34,7 +34,7 @@ def tune_command(command: TuneCommand) -> int:
         check_known("algorithm", name, "methods")
     if len({*methods}) < len(methods):
         raise ValueError(f"methods is {' '.join(methods)}; it has a method twice.")
-    spaces = {name: space_of(command.space, name, methods) for name in methods}
+    spaces = {name: _space_of(command, name, methods) for name in methods}
     out, figure = file_to_write("out", command.out), file_to_write("figure", command.figure)
     start(command.cpu_devices, command.quiet)
     try:
@@ -50,7 +50,7 @@ def tune_command(command: TuneCommand) -> int:
                 file=sys.stderr,
             )
         raise
-    print(best, end="")
+    print(best)
     written = [path for path in (out, figure) if path is not None]
     if out is not None:
         from fedjax_lab.report.formats import write_format
@@ -66,17 +66,26 @@ def tune_command(command: TuneCommand) -> int:
     return 0
 
 
-def space_of(texts: Iterable[str], method: str, methods: Iterable[str]) -> dict[str, Any]:
+def _space_of(command: TuneCommand, method: str, methods: Sequence[str]) -> dict[str, Any]:
+    options = options_of(command.settings.method.option, method, methods)
+    return space_of(command.space, method, methods, options)
+
+
+def space_of(
+    texts: Iterable[str], method: str, methods: Iterable[str], options: Sequence[str] = ()
+) -> dict[str, Any]:
     """Build the search space of one method for ``tune``.
 
     Args:
       texts: such as "client_lr=log:0.001:1", "momentum=0.5,0.9" or "scaffold.server_lr=0.5,1".
       method: its name.
       methods: all names.
+      options: options of the method as NAME=VALUE, on which its hyperparameters may depend.
 
     Raises:
       ValueError: a text has another form, or the method takes no such hyperparameter.
     """
+    allowed = may_vary(RunConfig.of(algorithm=method, option=tuple(options)))
     found: dict[str, Any] = {}
     given: set[tuple[str, str]] = set()
     for text in texts:
@@ -87,7 +96,6 @@ def space_of(texts: Iterable[str], method: str, methods: Iterable[str]) -> dict[
         if dot and of != method:
             continue
         name = own if dot else of
-        allowed = may_vary(RunConfig.of(algorithm=method))
         if not dot and name not in allowed and len(list(methods)) > 1:
             continue  # what only some methods take
         check_choice("the name in space", name, allowed)
@@ -129,6 +137,7 @@ def _tune(command: TuneCommand, spaces: dict[str, dict[str, Any]]) -> SearchResu
         own = {"algorithm": name, "option": options_of(options, name, methods)}
         config = at_point(command.settings.replace(**own), first).resolve()
         setups[name] = build(config)
+    warn_of_attackers("a search", command.settings, command.seeds)
     some = next(iter(setups.values()))
     measure = getattr(some.count_fn, "score", "accuracy")
     by_accuracy = command.score == "accuracy"

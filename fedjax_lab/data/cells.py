@@ -57,13 +57,18 @@ class Missing:
         an empty cell, None and NaN, and other marks are errors. None: all are errors.
 
     Raises:
-      ValueError: it is none of these.
+      ValueError: it is none of these, or marks that differ in capitals only have two meanings.
     """
 
     def __init__(self, meaning: Any):
         marks = meaning if isinstance(meaning, Mapping) else {}
         self.of_all = None if isinstance(meaning, Mapping) else meaning
-        self.marks = {str(mark).strip().lower(): value for mark, value in marks.items()}
+        self.marks: dict[str, Any] = {}
+        for mark, value in marks.items():
+            if self.marks.setdefault(str(mark).strip().lower(), value) != value:
+                raise ValueError(
+                    f"missing is {meaning!r}; {mark!r} has two meanings: capitals do not matter."
+                )
         for value in [*self.marks.values(), *([] if self.of_all is None else [self.of_all])]:
             is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
             if value not in MEANINGS and not (is_number and math.isfinite(value)):

@@ -127,6 +127,19 @@ def test_a_mistake_names_the_setting(tmp_path, capsys, arguments, message):
     assert error.startswith(f"fedjax-lab: {message}")
 
 
+@pytest.mark.parametrize(
+    ("words", "name"),
+    [
+        (["--algorithm", "fedprox", "--option", "prox_weight="], "prox_weight of fedprox"),
+        (["--algorithm", "gradma", "--option", "memory_size=-"], "memory_size of gradma"),
+        (["--model-option", "hidden=8,"], "hidden of the model mlp"),
+    ],
+)
+def test_an_option_beyond_a_float_is_named(words, name, capsys):
+    assert main(["run", "--model", "mlp", *words[:-1], f"{words[-1]}1{'0' * 400}"]) == 2
+    assert f"{name} is an integer of 401 digits; it is too large." in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("partition", ["dirichlet:0", "dirichlet", "iid:3", "similarity:101"])
 def test_a_wrong_partition_is_not_printed_as_a_setting(partition, capsys):
     assert main(["run", "--partition", partition, "--print-config", "yaml"]) == 2
@@ -177,6 +190,8 @@ FILES = {
     "nan.json": ('{"client_lr": NaN}', "NaN is no number of JSON"),
     "object.yaml": ("!!python/object/apply:os.system ['true']", "not valid YAML"),
     "list.json": ("[1]", "holds no JSON object"),
+    "merge.yaml": ("option: &a {x: 1}\nmodel_option: {<<: *a}\n", "<< merges settings of another"),
+    "merge_top.yaml": ("<<: {rounds: 1}\n", "<< merges settings of another place; write them out"),
     "text.yaml": ("just text", "holds no YAML object"),
     "half.json": ('{"rounds": ', "not valid JSON"),
     "tab.yaml": ("rounds:\n\t1", "not valid YAML"),

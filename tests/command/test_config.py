@@ -10,8 +10,13 @@ from fedjax_lab import CohortBatch
 from fedjax_lab.command.build import build_algorithm
 from fedjax_lab.command.commands import parse
 from fedjax_lab.command.config import DEFAULTS, RunConfig
-from fedjax_lab.command.config_file import format_settings
-from fedjax_lab.command.options import algorithm_options, parse_options, server_lr_of
+from fedjax_lab.command.config_file import format_settings, read_settings
+from fedjax_lab.command.options import (
+    algorithm_options,
+    format_options,
+    parse_options,
+    server_lr_of,
+)
 from fedjax_lab.command.runner import build, summarise_clients
 from fedjax_lab.command.settings import PrivacySettings
 from fedjax_lab.data import Devices, Examples
@@ -73,6 +78,13 @@ def test_yaml_takes_a_config_there_and_back(tmp_path):
     assert config.method.option == ("margin=0.25", "keep_local_model=true", "memory_size=7")
     file.write_text("# nothing\n")
     assert RunConfig.from_file(file) == RunConfig()
+
+
+@pytest.mark.parametrize("text", ["1e5", "-.5E+3", "1.e2", "1:30", "017", "true", "<<", "~"])
+def test_text_that_looks_like_another_value_stays_text(text, tmp_path):
+    file = tmp_path / "config.yaml"
+    file.write_text(format_settings({"target": [text], "client": text, "client_lr": 1e-5}, "yaml"))
+    assert read_settings(file) == {"target": [text], "client": text, "client_lr": 1e-5}
 
 
 def test_a_run_directorys_config_is_read_as_settings(tmp_path):
@@ -167,12 +179,14 @@ def test_an_integer_is_a_number():
         ("II", "II"),
         ("64,32", (64, 32)),
         ("64,", (64,)),
+        (",", ()),
     ],
 )
 def test_option_values(text, value):
     parsed = parse_options([f"name={text}"])["name"]
     assert parsed == value
     assert type(parsed) is type(value)
+    assert parse_options(format_options({"name": value})) == {"name": value}
 
 
 def test_the_last_of_equal_options_counts():

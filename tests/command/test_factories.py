@@ -13,6 +13,7 @@ import pytest
 from fedjax_lab import load_run
 from fedjax_lab.command import cli, factories
 from fedjax_lab.command.config import RunConfig
+from fedjax_lab.command.config_file import format_settings
 from fedjax_lab.command.loading import load_divided
 
 QUICK = ["--rounds", "4", "--eval-every", "2", "--cohort-size", "3", "--client-map", "scan"]
@@ -83,6 +84,11 @@ FILES = {
             return (x[10:], y[10:]), (x[:10], y[:10])
 
 
+        def named(name: str = "a", other: "str | None" = None, free=None):
+            assert (name, other, free) == ("2020", "1e5,b", 2020), (name, other, free)
+            return load()
+
+
         def of_clients():
             (x, y), test = load()
             return {"ann": (x[:9], y[:9]), "bob": (x[9:20], y[9:20]), "cy": (x[20:], y[20:])}, test
@@ -150,6 +156,24 @@ def test_a_method_a_model_and_data(package, capsys):
     assert one.config["algorithm"] == "halved"
     assert one.config["hyperparameters"]["share"] == 2
     assert cli.main(["rerun", "runs/own", "--quiet"]) == 0
+
+
+def test_an_option_that_is_annotated_as_text_stays_text(package, tmp_path):
+    given = ("name=2020", "other=1e5,b", "free=2020")
+    config = RunConfig.of(
+        dataset="own_pkg.data:named", dataset_option=given, num_clients=4, cohort_size=2
+    ).resolve()
+    assert config.data.dataset_option == given
+    load_divided(config.data, 0)  # which asserts what it is given
+    for form in ("yaml", "json"):
+        file = tmp_path / f"config.{form}"
+        file.write_text(format_settings(config.to_dict(), form))
+        assert RunConfig.from_file(file) == config
+    none = config.replace(dataset_option=("other=none",)).resolve()
+    assert none.to_dict()["dataset_option"] == {"other": None}
+    for text in ("free=infinity", "free=1,nan"):
+        with pytest.raises(ValueError, match=r"free of the dataset own_pkg.data:named is .*finite"):
+            config.replace(dataset_option=(text,)).resolve()
 
 
 @pytest.mark.methods

@@ -51,7 +51,8 @@ def test_a_constant_is_the_number_itself():
         ("step:x:0.1", "invalid literal"),
         ("multistep:7,3:0.1", "each ROUND must be later"),
         ("multistep:3:-1", "FACTOR is -1.0"),
-        ("warmup_cosine:12", "ROUNDS is 12; it must be between 1 and 11"),
+        ("warmup_cosine:0", "ROUNDS is 0; it must be at least 1"),
+        ("warmup_cosine:12", "ROUNDS is 12 and rounds 12; rounds must be more than the warm-up"),
     ],
 )
 def test_another_text_is_refused_with_the_forms(text, why):

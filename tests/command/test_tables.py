@@ -178,6 +178,21 @@ def test_a_later_file_is_read_by_the_first_ones_types(folder):
     assert found.test.x[:, 0].tolist() == [1] * 4 + [0] * 4  # by client: p has the 3s
 
 
+def test_a_later_file_spells_the_clients_as_the_first_one(folder):
+    write("train.csv", **small(user=[7, 8] * 4))
+    write("later.csv", **small(user=["7.0", "8.0"] * 4))
+    about = {"dataset": "csv:train.csv", "target": ("ill",), "test_split": "later.csv"}
+    message = r"user has '7\.0', '8\.0'; none .*train.csv, which has '7', '8': spell them"
+    with pytest.raises(ValueError, match=message):
+        table_of(**about)
+    write("later.csv", **small(user=[9] * 8))
+    with pytest.warns(UserWarning, match=r"has '9'; none is .*: the clients have no test examples"):
+        found = table_of(**about)
+    assert (found.tests, len(found.test.y)) == (None, 8)
+    write("later.csv", **small(user=[7, 9] * 4))
+    assert np.asarray(table_of(**about).tests.sizes).tolist() == [4, 0]
+
+
 def test_a_later_file_has_the_first_ones_task(folder):
     doses = [0.5, 1.25, 2, 3, 4, 5, 6, 7]
     write("train.csv", **small(ill=doses))
@@ -248,6 +263,8 @@ def test_rows_without_clients_are_divided_by_a_scheme(folder, capsys):
         (["--missing", "drop"], "dataset 'digits'; columns are those of csv:FILE"),
         (["--categories", "user"], "dataset 'digits'; columns are those of csv:FILE"),
         ([*OF_NUMBERS, "--missing", "dorp"], "missing is 'dorp'; it must be 'drop', 'mean'"),
+        ([*OF_NUMBERS, "--missing", "?=drop", "?=mean"], "it has the mark '?' twice"),
+        ([*OF_NUMBERS, "--missing", "NA=drop", "na=mean"], "'na' has two meanings"),
         ([*OF_NUMBERS, "--missing", "?=drop", "0"], "it must be drop, mean, keep or a number, or"),
         (["--client", "user"], "dataset 'digits'; columns are those of csv:FILE"),
         ([*OF_NUMBERS, "--partition", "iid"], "partition is 'iid' and client 'user'"),

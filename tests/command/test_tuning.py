@@ -78,6 +78,20 @@ def test_an_option_can_be_of_one_method(monkeypatch):
     parse([*line, "--space", "fafed.momentum=0.1", "--option", "fafed.second_moment_decay=0.5"])
 
 
+def test_the_options_of_the_server_optimizer_are_in_the_space(monkeypatch):
+    searched = []
+    monkeypatch.setattr(tuning, "start", lambda *arguments: None)
+    monkeypatch.setattr(
+        tuning, "_tune", lambda command, spaces: searched.append(spaces) or result()
+    )
+    line = ["tune", "--algorithm", "fedavg", "fedopt", "--server-lr", "0.1"]
+    line += ["--space", "client_lr=0.1,0.2", "--space", "fedopt.momentum=0.5,0.9"]
+    assert cli.main([*line, "--option", "fedopt.server_optimizer=momentum"]) == 0
+    rates = {"client_lr": [0.1, 0.2]}
+    assert searched == [{"fedavg": rates, "fedopt": {**rates, "momentum": [0.5, 0.9]}}]
+    assert cli.main([*line, "--option", "fedopt.server_optimizer=adam"]) == 2
+
+
 def test_the_table_and_the_files_are_written(ended, tmp_path, capsys):
     files = [tmp_path / "trials.csv", tmp_path / "trials.png"]
     assert ended(result(), "--out", str(files[0]), "--figure", str(files[1])) == 0
@@ -86,6 +100,22 @@ def test_the_table_and_the_files_are_written(ended, tmp_path, capsys):
     assert lines[-2:] == list(map(str, files))
     assert files[0].read_text().splitlines()[1] == "fedavg,0.1,0,9,0.25"
     assert files[1].read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("flags", [(), ("--quiet",)])
+def test_the_table_ends_with_a_line(ended, flags, capsys):
+    assert ended(result(), *flags) == 0
+    assert capsys.readouterr().out == result().table() + "\n"
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [("tune", "Print the table and errors only."), ("rerun", "Print whether they differ, and")],
+)
+def test_the_help_says_what_quiet_prints(command, said, capsys):
+    with pytest.raises(SystemExit):
+        cli.main([command, "--help"])
+    assert said in capsys.readouterr().out
 
 
 def test_the_status_says_how_the_search_ended(ended, capsys):
@@ -112,6 +142,9 @@ def test_flags_reach_the_search(monkeypatch):
     tuning._tune(parse([*LINE, *more, "--score", "accuracy"]), spaces)
     tuning._tune(parse(LINE), spaces)
     by_accuracy, by_loss = given
+    attacked = parse([*LINE, "--attack", "sign_flip:0.2", "--seed", "3"])
+    with pytest.warns(UserWarning, match="all runs of a search have the attackers of seed 3"):
+        tuning._tune(attacked, spaces)
     assert by_accuracy["score"](np.float32(1), np.float32(2)) == 3
     chosen = {name: by_accuracy[name] for name in ("mode", "average", "sampler", "budget", "seeds")}
     assert chosen == {

@@ -183,6 +183,7 @@ def test_a_file_says_what_its_run_does(tmp_path, capsys):
     [
         (["run", "--seed", "3", "--seeds", "0", "1"], "seed is 3 and seeds [0, 1]; "),
         (["run", "--print-config", "yaml", "--quiet"], "--print-config` does not use --quiet"),
+        (["run", "--print-config", "json", "--process-id", "0"], "does not use --process-id: it"),
         ([*SWEPT, "client_lr=1", "--client-lr", "0.5"], "client_lr is 0.5, and --point varies it"),
         (
             [*SWEPT, "prox_weight=1", "--algorithm", "fedprox", "--option", "prox_weight=0.5"],
