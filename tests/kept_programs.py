@@ -16,7 +16,7 @@ from pathlib import Path
 
 import jax
 
-from fedjax_lab.machine.program_cache import processor
+from fedjax_lab.machine.program_cache import processor, user_cache
 
 # A folder in place of the user's cache; "off": nothing is kept.
 VARIABLE = "FEDJAX_LAB_TEST_PROGRAMS"
@@ -30,8 +30,7 @@ def common_folder() -> Path | None:
     chosen = os.environ.get(VARIABLE)
     if chosen == "off":
         return None
-    caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return Path(chosen or caches / "fedjax_lab" / "tests") / processor()
+    return Path(chosen or user_cache() / "tests") / processor()
 
 
 class KeptPrograms:

@@ -13,11 +13,9 @@ Convolutions choose their lowering for the same target (``fedjax_lab.models.conv
 import functools
 import hashlib
 import json
-import os
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -26,6 +24,7 @@ from fedjax_lab.checks import warn
 from fedjax_lab.clients.mapping import ON_SEVERAL, single_device_map
 from fedjax_lab.machine.atomic_files import write_text
 from fedjax_lab.machine.compiler import abstract, try_compile
+from fedjax_lab.machine.program_cache import user_cache
 from fedjax_lab.machine.target import Target, here
 
 # Share of a device's memory that a plan may use. The rest is for other data, such as the test set
@@ -65,7 +64,6 @@ def choose_map(
     target: Target | None = None,
     needs: Needs | None = None,
     also: Any = (),
-    cache: Path | None = None,
 ) -> MapChoice:
     """Choose the client map of a round.
 
@@ -79,7 +77,6 @@ def choose_map(
         the target has devices, their compiler is asked about the round.
       also: other values that the compiler's answer depends on, as JSON, in addition to the round,
         the memory and the device.
-      cache: folder of stored answers; None: ``plan_cache()``.
 
     Raises:
       OSError: the target has devices, but their memory is unknown.
@@ -116,7 +113,7 @@ def choose_map(
         also,
     ]
     asked = functools.partial(_most_at_once, needs, map_of, share, limit)
-    many, memory_bytes = _recalled(key, asked, cache)
+    many, memory_bytes = _recalled(key, asked)
     text = f"{memory_bytes / 2**20:,.0f} of {limit / 2**20:,.0f} MiB, by its compiler"
     of = f"{many}" if many >= share else f"{many} of {share}"
     reason = f"{where}; {of} client{'s' * (share > 1)} at once on each, {text}"
@@ -192,10 +189,7 @@ def alternatives(planned: str, slots: int, target: Target | None = None) -> tupl
 
 
 def fastest(
-    candidates: Sequence[str],
-    seconds_of: Callable[[str], float],
-    key: Any,
-    cache: Path | None = None,
+    candidates: Sequence[str], seconds_of: Callable[[str], float], key: Any
 ) -> tuple[str, bool]:
     """Find the fastest client map; returns (client map, whether the answer was stored before).
 
@@ -203,7 +197,6 @@ def fastest(
       candidates: client maps, the one that is expected to be the fastest first.
       seconds_of: client map -> measured seconds.
       key: values that the answer depends on, as JSON: method, shapes, machine, versions.
-      cache: folder of stored answers; None: ``plan_cache()``.
     """
     measured: dict[str, float] = {}
 
@@ -212,19 +205,18 @@ def fastest(
         return min(measured, key=measured.__getitem__)
 
     beside = {"seconds": measured}
-    return _recalled(key, measure, cache, candidates.__contains__, beside), not measured
+    return _recalled(key, measure, candidates.__contains__, beside), not measured
 
 
 def _recalled(
     key: Any,
     find: Callable[[], Any],
-    cache: Path | None,
     is_answer: Callable[[Any], bool] = lambda answer: True,
     beside: Mapping[str, Any] | None = None,
 ) -> Any:
     """Return the stored answer to ``key``, or compute it with ``find`` and store it."""
     digest = hashlib.sha256(json.dumps(key, sort_keys=True, default=str).encode()).hexdigest()
-    file = (cache or plan_cache()) / f"{digest[:32]}.json"
+    file = user_cache() / "plans" / f"{digest[:32]}.json"
     try:
         found = json.loads(file.read_text(encoding="utf-8"))["answer"]
         if is_answer(found):
@@ -240,12 +232,6 @@ def _recalled(
             f"the plan cannot be stored in {file.parent} ({error}); the next run will plan again.",
         )
     return answer
-
-
-def plan_cache() -> Path:
-    """Return the folder in which plans are stored, below ``XDG_CACHE_HOME``."""
-    root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(root) / "fedjax_lab" / "plans"
 
 
 def timed(run: Callable[[], Any]) -> float:

@@ -134,19 +134,32 @@ def sweep_points(texts: Iterable[str], settings: RunConfig) -> tuple[list[Point]
         check_choice("the name in point", name, may_vary(settings))
         if name in axes:
             raise ValueError(f"point names {name} twice; give all its values at once.")
-        try:
-            axes[name] = [float(value) for value in values.split(",")]
-        except ValueError:
-            raise ValueError(
-                f"point is {text!r}; it must be of the form name=value,value with numbers."
-            ) from None
-        if len(set(axes[name])) < len(axes[name]):
-            raise ValueError(f"point is {text!r}; it has a value twice.")
+        axes[name] = parse_numbers(f"point is {text!r}", values, "name=value,value with numbers")
     if not axes:
         raise ValueError("point is missing; add at least one, such as --point client_lr=0.1,0.01.")
     points = list_points(axes)
     configs = [at_point(settings, point).resolve() for point in points]
     return points, configs[0].replace(run_dir=settings.output.run_dir)
+
+
+def parse_numbers(given: str, values: str, form: str) -> list[float]:
+    """Parse numbers with commas between them.
+
+    Args:
+      given: names the argument and its value, for errors.
+      values: such as "0.1,0.01".
+      form: what is allowed, for errors.
+
+    Raises:
+      ValueError: one is no number, or stands twice.
+    """
+    try:
+        numbers = [float(value) for value in values.split(",")]
+    except ValueError:
+        raise ValueError(f"{given}; it must be of the form {form}.") from None
+    if len(set(numbers)) < len(numbers):
+        raise ValueError(f"{given}; it has a value twice.")
+    return numbers
 
 
 def may_vary(settings: RunConfig) -> list[str]:

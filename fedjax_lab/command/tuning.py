@@ -13,7 +13,7 @@ from fedjax_lab.command.config import RunConfig
 from fedjax_lab.command.factories import check_known
 from fedjax_lab.command.launch import DIVERGED, start
 from fedjax_lab.command.screen import file_to_write
-from fedjax_lab.command.sweeping import at_point, may_vary, warn_of_attackers
+from fedjax_lab.command.sweeping import at_point, may_vary, parse_numbers, warn_of_attackers
 from fedjax_lab.tuning.search_result import Diverged, SearchResult
 from fedjax_lab.types import Params, PyTree
 
@@ -112,18 +112,14 @@ def space_of(
 
 
 def _read(text: str, values: str) -> Any:
+    given, form = f"space is {text!r}", "name=log:low:high or name=value,value"
+    if not values.startswith(_LOG):
+        return parse_numbers(given, values, form)
     try:
-        if values.startswith(_LOG):
-            low, high = map(float, values.removeprefix(_LOG).split(":"))
-            return low, high
-        found = [float(value) for value in values.split(",")]
+        low, high = map(float, values.removeprefix(_LOG).split(":"))
     except ValueError:
-        raise ValueError(
-            f"space is {text!r}; it must be of the form name=log:low:high or name=value,value."
-        ) from None
-    if len({*found}) < len(found):
-        raise ValueError(f"space is {text!r}; it has a value twice.")
-    return found
+        raise ValueError(f"{given}; it must be of the form {form}.") from None
+    return low, high
 
 
 def _tune(command: TuneCommand, spaces: dict[str, dict[str, Any]]) -> SearchResult:

@@ -90,8 +90,12 @@ def keep_by_default(quiet: bool = False) -> None:
 def _default() -> Path:
     if chosen := os.environ.get(VARIABLE):
         return Path(chosen)
-    caches = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(caches) / "fedjax_lab" / "programs" / processor()
+    return user_cache() / "programs" / processor()
+
+
+def user_cache() -> Path:
+    """Return the library's folder in the user's cache, below ``XDG_CACHE_HOME`` or ~/.cache."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fedjax_lab"
 
 
 @functools.cache

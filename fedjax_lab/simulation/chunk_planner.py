@@ -239,7 +239,7 @@ def choose_placement(
     on_host = processes.first_says(asked.keeps_rows_on_host(shapes))
     programs: dict[int, Any] = {}
     if on_host:
-        check_host_store(run, asked, diagnose)
+        check_host_store(asked, diagnose)
         asked = dataclasses.replace(asked, client_store=HOST)
     if asked.client_map.is_planned:
         if run.state is None and asked.client_map.name == "measure":

@@ -321,11 +321,10 @@ def _repeats_one_row(traced: ClosedJaxpr) -> list[bool]:
     return [repeats(result) for result in traced.jaxpr.outvars]
 
 
-def check_host_store(run: Computation, place: Placement, diagnose: Any) -> None:
+def check_host_store(place: Placement, diagnose: Any) -> None:
     """Refuse features that need the whole table on a device.
 
     Args:
-      run: what is computed.
       place: the requested placement.
       diagnose: as given to ``simulate``.
 

@@ -241,8 +241,8 @@ class Progress:
     line in ten seconds.
     """
 
-    def __init__(self, name: str, start: int, rounds: int, enabled: bool):
-        self._name, self._start, self._rounds = name, start, rounds
+    def __init__(self, name: str, rounds: int, enabled: bool):
+        self._name, self._start, self._rounds = name, 0, rounds
         self._began = self._last_line = time.monotonic()
         self._compile_seconds = -1.0  # none is known yet
         self._bar: Any = None  # rich is imported on a terminal only
@@ -265,9 +265,7 @@ class Progress:
                 progress.TextColumn("{task.fields[note]}"),
                 console=console,
             )
-            self._task = self._bar.add_task(
-                name, total=rounds, completed=start, rate=0.0, note="compiling"
-            )
+            self._task = self._bar.add_task(name, total=rounds, rate=0.0, note="compiling")
             self._bar.start()
 
     def go_on_from(self, round: int, finished: bool = False) -> None:

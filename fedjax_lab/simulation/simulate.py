@@ -213,7 +213,7 @@ def simulate(
     run_log = processes.together(
         lambda: RunLog(run_dir, every=every, config=recorded, processes=processes, scored=scored)
     )
-    bar, profile = Progress(algorithm.name, 0, rounds, progress), Profile(profile_dir)
+    bar, profile = Progress(algorithm.name, rounds, progress), Profile(profile_dir)
     watch, updates = Watch(algorithm.name, on_nonfinite), ClientUpdates(run_dir, processes)
     with _running(processes, run_log, bar, client_data) as stop:
         rows, before = run_log.resume(chunks)

@@ -195,7 +195,7 @@ def sweep(
         for i in range(0, len(grid.starts), program.size)
     ]
     watch = Watch("a run", on_nonfinite, is_single=False)
-    bar = Progress(f"sweep of {first.algorithm.name}", 0, rounds * len(groups), progress)
+    bar = Progress(f"sweep of {first.algorithm.name}", rounds * len(groups), progress)
     bar.start_clock()
     done: list[_Done] = []
     with closing(bar), stop_on_signal() as stop:

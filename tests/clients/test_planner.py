@@ -37,6 +37,13 @@ def test_no_fewer_devices_would_do(slots, available):
     assert planner.useful_devices(slots, available) == 1 + longest.index(min(longest))
 
 
+@pytest.fixture
+def plans(monkeypatch, tmp_path):
+    """The folder of stored plans, empty."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return tmp_path / "fedjax_lab" / "plans"
+
+
 def machine(platform, devices=1, memory=10**9):
     return Target("elsewhere", platform, "a device", devices, memory)
 
@@ -90,7 +97,7 @@ def test_a_device_of_unknown_memory_is_told():
         ],
     ),
 )
-def test_the_compiler_is_asked_until_it_fits(tmp_path, fixed, each, devices, expected, most_asked):
+def test_the_compiler_is_asked_until_it_fits(plans, fixed, each, devices, expected, most_asked):
     algorithm, state, batch = one_round()
     slots = 100
     shapes = jax.tree.map(
@@ -114,7 +121,6 @@ def test_the_compiler_is_asked_until_it_fits(tmp_path, fixed, each, devices, exp
             shapes,
             target=machine("tpu", devices, 1000),
             needs=needs,
-            cache=tmp_path,
         )
 
     plan = choose()
@@ -183,18 +189,18 @@ def test_measure_is_for_runs():
         build_round(algorithms.fedavg(loss_fn, client_lr=0.1), "measure")
 
 
-def test_the_faster_plan_wins_and_is_remembered(tmp_path):
+def test_the_faster_plan_wins_and_is_remembered(plans):
     times = {"scan": 2.0, "vmap": 1.0}
-    found = planner.fastest(["scan", "vmap"], times.__getitem__, ["method"], tmp_path)
+    found = planner.fastest(["scan", "vmap"], times.__getitem__, ["method"])
     assert found == ("vmap", False)
-    assert planner.fastest(["scan", "vmap"], {}.__getitem__, ["method"], tmp_path) == ("vmap", True)
+    assert planner.fastest(["scan", "vmap"], {}.__getitem__, ["method"]) == ("vmap", True)
     times = {"scan": 1.0, "vmap": 2.0}
-    other = planner.fastest(["scan", "vmap"], times.__getitem__, ["other"], tmp_path)
+    other = planner.fastest(["scan", "vmap"], times.__getitem__, ["other"])
     assert other == ("scan", False)
-    (first, second) = tmp_path.glob("*.json")
+    (first, second) = plans.glob("*.json")
     for file in (first, second):
         file.write_text("{")  # damaged answers are measured again
-    assert planner.fastest(["scan", "vmap"], times.__getitem__, ["method"], tmp_path)[0] == "scan"
+    assert planner.fastest(["scan", "vmap"], times.__getitem__, ["method"])[0] == "scan"
     assert json.loads(first.read_text() if first.read_text() != "{" else second.read_text())
 
 
@@ -241,13 +247,12 @@ print(jax.device_count(), len(os.sched_getaffinity(0)))
 """
 
 
-def test_an_answer_that_cannot_be_kept_is_a_warning(tmp_path):
-    (tmp_path / "file").touch()
+def test_an_answer_that_cannot_be_kept_is_a_warning(monkeypatch, tmp_path):
+    (tmp_path / "fedjax_lab").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     times = {"scan": 2.0, "vmap": 1.0}
-    with pytest.warns(UserWarning, match=r"cannot be stored in .*file/plans .*plan again"):
-        found = planner.fastest(
-            ["scan", "vmap"], times.__getitem__, ["method"], tmp_path / "file" / "plans"
-        )
+    with pytest.warns(UserWarning, match=r"cannot be stored in .*fedjax_lab/plans .*plan again"):
+        found = planner.fastest(["scan", "vmap"], times.__getitem__, ["method"])
     assert found == ("vmap", False)
 
 

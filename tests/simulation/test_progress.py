@@ -9,7 +9,8 @@ from fedjax_lab.simulation.loggers import Progress
 
 
 def show(enabled=True):
-    bar = Progress("fedavg", start=4, rounds=8, enabled=enabled)
+    bar = Progress("fedavg", rounds=8, enabled=enabled)
+    bar.go_on_from(4)
     bar.update(6, {"loss": 1.25})
     bar.update(7, {"loss": 1.125})
     bar.update(8, {"loss": 0.5, "accuracy": 0.75})
