@@ -147,7 +147,7 @@ class Judged(NamedTuple):
             return False
         decisions = [each for way in self.comparisons for each in (way.top, way.tail)]
         found = [each.estimate for each in decisions if each.estimate is not None]
-        return all(alike(estimate).verdict == SHOWS for estimate in found)
+        return bool(found) and all(alike(estimate).verdict == SHOWS for estimate in found)
 
 
 def decide(
@@ -164,9 +164,11 @@ def decide(
     if before is not None:
         top, tail = _change(top, before), None if tail is None else _change(tail, before)
     rivals = [groups[name] for name in claim.of if name in groups]
-    first = best_group(rivals, top)
-    if claim.ahead not in groups or first is None:
+    if claim.ahead not in groups or not rivals:
         return Compared()
+    first = best_group(rivals, top)
+    if first is None:  # runs of each of them diverged, so that none has a mean
+        return Compared(Decision(UNDECIDED), rivals=len(rivals))
     method = groups[claim.ahead]
     by_top = _decided(claim, method, first, top)
     last = best_group(rivals, tail) if tail is not None else None

@@ -224,6 +224,16 @@ def test_a_run_that_ended_early_leaves_no_verdict():
     assert verdict(claim(measure=measures.LOST), found) == NOTHING
 
 
+def test_against_a_rival_that_diverged_nothing_is_decided():
+    found = groups(A=[80, 80, 80], B=[80, 80, 80])
+    found["B"].runs[1].rows.pop()
+    both = decide(claim(alike=True), found)
+    assert (both.verdict, both.rivals, both.top.estimate) == (UNDECIDED, 1, None)
+    judged = claims.Judged(claim(alike=True), both, claims.Compared(), both.verdict)
+    assert not judged.is_level
+    assert decide(claim(of=("not run",)), found).verdict == NOTHING
+
+
 def test_measures_of_a_run():
     run = group("A", [80], tails=[70]).runs[0]
     run.rows[0]["loss"], run.rows[1]["loss"], run.rows[2]["loss"] = 3.0, 2.0, 1.0
