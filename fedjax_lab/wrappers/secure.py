@@ -77,7 +77,7 @@ def with_secure_aggregation(
       algorithm: any method that sends messages and whose server uses neither single ones (GradMA,
         GradMA-S, FedExP) nor the clients' numbers of steps (FedNova).
       bits: bits of an integer in a message, 2 to 32.
-      clip: largest absolute value of a number, above 0.
+      clip: largest absolute value of a number, from 1e-30 to 1e30.
       neighbours: number of clients with which a client shares masks, even. None, or as many as
         there are: all clients of the cohort.
 
@@ -89,6 +89,8 @@ def with_secure_aggregation(
     wrapper = Wrapper(algorithm, "secure")
     check_int("bits", bits, minimum=2, maximum=32)
     check_number("clip", clip, minimum=0.0, exclusive_minimum=True)
+    # Beyond these, x / clip or its inverse is no normal number of float32.
+    check_number("clip", clip, minimum=1e-30, maximum=1e30)
     if neighbours is not None:
         check_neighbours(neighbours)
     if algorithm.hyperparameters.get("dp_adaptive_quantile") is not None:
@@ -279,12 +281,14 @@ def _secure(
         sums = tree.unflatten(total, shapes)
         received = {}
         for field, (_, integer, factor) in code.items():
-            value = jax.tree.map(
-                lambda x, like, integer=integer: decode(x, bits, clip, integer, like.dtype),
-                sums[field],
-                messages[field],
-            )
-            received[field] = value if factor is None else tree.scale(value, factor)
+
+            def received_leaf(total, like, integer=integer, factor=factor):
+                if factor is None:
+                    return decode(total, bits, clip, integer, like.dtype)
+                value = decode(total, bits, clip, integer, _holding(like.dtype))
+                return tree.scale(value, factor).astype(like.dtype)
+
+            received[field] = jax.tree.map(received_leaf, sums[field], messages[field])
         inner, metrics = phase.server_update(server, received, cohort)
         if place.is_last:
             metrics = {**metrics, **_losses(messages, encoded, clip, cohort)}
@@ -296,6 +300,11 @@ def _secure(
 
     costs = phase.costs._replace(up=encoded_bytes, derived=(), extra=0, parts=None)
     return stack_all(phase)._replace(server_update=server_update, costs=costs)
+
+
+def _holding(dtype: Any) -> Any:
+    """Return a dtype for the sum of a mean's numbers: that of float16 may be beyond it."""
+    return dtype if jnp.finfo(dtype).maxexp >= jnp.finfo(jnp.float32).maxexp else jnp.float32
 
 
 def _masked_total(

@@ -192,6 +192,19 @@ def test_the_error_of_a_mean_is_below_the_bound(bits):
         assert worst > bound / 8  # the bound says something
 
 
+def test_a_mean_of_float16_whose_sum_float16_does_not_hold():
+    """Nine numbers of 9,000; the largest number of float16 is 65,504."""
+    messages = np.full((N, 2, D), 100, np.float16)
+    messages[:, 0] = 9000 + 8 * np.arange(N)[:, None]
+    algorithm = with_secure_aggregation(teller(), 32, 10_000.0)
+    state = algorithm.init(params(jnp.float16), N)
+    state, _ = jax.jit(build_round(algorithm, "vmap"))(state, batch_of(messages))
+    mean, total = (to_vector(field) for field in state.server["got"].values())
+    assert mean.dtype == np.float16
+    np.testing.assert_allclose(mean, messages[:, 0].astype(float).mean(0), rtol=1e-3)
+    np.testing.assert_allclose(total, 900, rtol=1e-3)
+
+
 @pytest.mark.parametrize(("bits", "slots"), [(2, 1), (8, 100), (16, 20), (24, 1000), (32, 50)])
 def test_integers_of_shares_do_not_overflow(bits, slots):
     """All numbers at the clip, with shares that float32 rounds."""
@@ -304,6 +317,11 @@ def test_wrong_arguments():
         with_secure_aggregation(teller(), 33, 1.0)
     with pytest.raises(ValueError, match=r"clip is 0; it must be finite and greater than 0"):
         with_secure_aggregation(teller(), 32, 0)
+    for clip in (1e-39, 3e38, 1e300):
+        with pytest.raises(
+            ValueError, match=r"it must be finite and at least 1e-30 and at most 1e"
+        ):
+            with_secure_aggregation(teller(), 32, clip)
     with pytest.raises(ValueError, match=r"neighbours is 1; it must be at least 2"):
         with_secure_aggregation(teller(), 32, 1.0, neighbours=1)
     with pytest.raises(ValueError, match=r"neighbours is 3; it must be even"):
