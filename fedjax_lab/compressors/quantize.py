@@ -197,8 +197,14 @@ def _coded(
     def unpack(data, d, dtype="float32"):
         reader = wire.Reader(data)
         scale = reader.floats(1, wide_dtype(dtype))[0]
-        codes = reader.bits(d, width).astype(np.int32) * step - levels
+        symbols = reader.bits(d, width)
         reader.end()
+        if symbols.max() > 2 * levels // step:
+            raise ValueError(
+                f"the packed message has the code {symbols.max()}; the largest is "
+                f"{2 * levels // step}."
+            )
+        codes = symbols.astype(np.int32) * step - levels
         return Codes(codes.astype(code_dtype), scale, jnp.dtype(dtype), d)
 
     def size(d, dtype="float32"):

@@ -108,6 +108,11 @@ def top_k(comp: float, *, selection: str = "bisection") -> Compressor:
 
     def unpack_positions(reader, d):
         indices = reader.bits(kept(d), wire.width_of(d))
+        if indices.max() >= d or np.unique(indices).size < indices.size:
+            raise ValueError(
+                f"the packed message has positions up to {indices.max()}; they must be distinct "
+                f"and below {d}."
+            )
         return Sparse(None, indices.astype(np.int32), d)
 
     positions = Positions(

@@ -155,6 +155,40 @@ def test_data_of_another_size_is_an_error(name):
             compressor.unpack(wrong, 37)
 
 
+@pytest.mark.parametrize(
+    ("compressor", "message"),
+    [
+        (c.qsgd(15), "the code 31; the largest is 30"),
+        (c.qsgd(32767), "the code 65535; the largest is 65534"),
+        (c.terngrad(), "the code 3; the largest is 2"),
+        (c.int8(), "the code 255; the largest is 254"),
+        (c.compose(c.random_k(0.5), c.terngrad()), "the code 3; the largest is 2"),
+    ],
+    ids=str,
+)
+def test_codes_that_no_message_has(compressor, message):
+    """They would count as numbers beyond the scale."""
+    data = compressor.pack(compressor.compress(jax.random.key(0), jnp.ones(6)))
+    start = 8 if compressor.name == "compose" else 4  # behind the seed and the scale
+    damaged = data[:start] + b"\xff" * (len(data) - start)
+    with pytest.raises(ValueError, match=f"the packed message has {message}"):
+        compressor.unpack(damaged, 6)
+
+
+@pytest.mark.parametrize("position", [0, 7])
+def test_positions_that_no_message_has(position):
+    """Of six numbers; a number would be lost that is put beyond the end, or upon another one."""
+    alone, both = c.top_k(0.5), c.compose(c.top_k(0.5), c.sign())
+    bits = np.packbits(np.unpackbits(np.array([position] * 3, np.uint8)).reshape(3, 8)[:, 5:])
+    data = [each.pack(each.compress(jax.random.key(0), jnp.arange(6.0))) for each in (alone, both)]
+    for compressor, damaged in (
+        (alone, data[0][:-2] + bits.tobytes()),
+        (both, bits.tobytes() + data[1][2:]),
+    ):
+        with pytest.raises(ValueError, match=f"up to {position}; they must be distinct and below"):
+            compressor.unpack(damaged, 6)
+
+
 def test_messages_have_a_fixed_form():
     """Structure and shapes depend on d alone, so that a message can be scanned or stacked."""
     for name in ALL:
