@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_lab.checks import check_number
+from fedjax_lab.checks import check_int, check_number
 from fedjax_lab.machine.keys import seeded
 from fedjax_lab.models.decoder import decoder
 from fedjax_lab.models.decoder_config import DecoderConfig, read_json
@@ -39,6 +39,7 @@ _PLAIN: dict[str, tuple[Any, ...]] = {
     "alora_invocation_tokens": (None, []),
     "arrow_config": (None,),
     "use_bdlora": (False, None),
+    "use_rslora": (False, True, None),
 }
 # First values of an adapter with which the model's own kernels stay as they are. With all others,
 # such as "pissa", "olora", "corda", "lora_ga" and "loftq", peft may change them, or has chosen
@@ -49,7 +50,7 @@ _NEUTRAL = frozenset(
         "auto_mapping", "base_model_name_or_path", "corda_config", "ensure_weight_tying",
         "eva_config", "inference_mode", "loftq_config", "lora_alpha", "lora_dropout",
         "lora_ga_config", "megatron_core", "peft_version", "qalora_group_size",
-        "r", "revision", "runtime_config", "target_modules", "task_type", "use_rslora",
+        "r", "revision", "runtime_config", "target_modules", "task_type",
     }
 )  # fmt: skip
 
@@ -78,8 +79,8 @@ def save_adapters(
       FileNotFoundError: the parent folder does not exist.
       ImportError: the package safetensors is missing.
     """
-    check_number("scale", scale, minimum=0, exclusive_minimum=True)
-    check_number("dropout", dropout, minimum=0, maximum=1, exclusive_maximum=True)
+    scale = float(check_number("scale", scale, minimum=0, exclusive_minimum=True))
+    dropout = float(check_number("dropout", dropout, minimum=0, maximum=1, exclusive_maximum=True))
     ranks = {adapter.down.shape[-1] for adapter in adapters.values()}
     if len(ranks) != 1:
         raise ValueError(f"adapters have the ranks {sorted(ranks)}; they must have one.")
@@ -145,9 +146,12 @@ def load_adapters(folder: str | Path, config: DecoderConfig) -> tuple[dict[str, 
                 f"{where}: the field {name!r} (here {value!r}) is not known. It might change "
                 "what an adapter adds, so it is not ignored."
             )
-    rank, alpha, targets = (fields.get(name) for name in ("r", "lora_alpha", "target_modules"))
-    if not isinstance(rank, int) or rank < 1 or not isinstance(alpha, int | float):
-        raise ValueError(f"{where}: r is {rank!r} and lora_alpha {alpha!r}; they must be numbers.")
+    try:
+        rank = check_int("r", fields.get("r"), minimum=1)
+        alpha = check_number("lora_alpha", fields.get("lora_alpha"))
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{where}: {error}") from error
+    targets = fields.get("target_modules")
     kernels = {
         _module(config, path): path for path in decoder_table(config) if path.endswith("kernel")
     }

@@ -75,6 +75,7 @@ _OPTIONAL = {
     "sliding_window",
 }
 _SCALING = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
+_FULL = "full_attention"  # the kind of all layers
 # Defaults of fields that a configuration of the family omits.
 _DEFAULTS = {"llama": {"max_length": 2048}, "qwen2": {"max_length": 32768}}
 
@@ -103,7 +104,7 @@ class RotaryScaling:
             "high_freq_factor", self.high_freq_factor, minimum=self.low_freq_factor,
             exclusive_minimum=True,
         )  # fmt: skip
-        check_int("original_length", self.original_length, minimum=1)
+        _hold_int(self, "original_length", minimum=1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -151,10 +152,10 @@ class DecoderConfig:
 
     def __post_init__(self) -> None:
         for name in ("vocab_size", "width", "num_layers", "num_heads", "mlp_width", "max_length"):
-            check_int(name, getattr(self, name), minimum=1)
+            _hold_int(self, name, minimum=1)
         if self.num_kv_heads == 0:
             object.__setattr__(self, "num_kv_heads", self.num_heads)
-        check_int("num_kv_heads", self.num_kv_heads, minimum=1)
+        _hold_int(self, "num_kv_heads", minimum=1)
         if self.num_heads % self.num_kv_heads:
             raise ValueError(
                 f"num_heads is {self.num_heads}; it must be a multiple of num_kv_heads, which is "
@@ -167,7 +168,7 @@ class DecoderConfig:
                     f" which is {self.num_heads}."
                 )
             object.__setattr__(self, "head_width", self.width // self.num_heads)
-        if check_int("head_width", self.head_width, minimum=2) % 2:
+        if _hold_int(self, "head_width", minimum=2) % 2:
             raise ValueError(f"head_width is {self.head_width}; it must be even.")
         _check_are_numbers(self, "norm_epsilon", "rope_theta", "init_std")
         check_number("norm_epsilon", self.norm_epsilon, minimum=0, exclusive_minimum=True)
@@ -180,6 +181,13 @@ class DecoderConfig:
         for name in ("tie", "qkv_bias", "out_bias", "mlp_bias"):
             if not isinstance(getattr(self, name), bool):
                 raise TypeError(f"{name} is {getattr(self, name)!r}; it must be True or False.")
+
+
+def _hold_int(config: Any, name: str, *, minimum: int) -> int:
+    """Check a field and hold it as Python's int, since JSON has no integers of NumPy."""
+    value = check_int(name, getattr(config, name), minimum=minimum)
+    object.__setattr__(config, name, value)
+    return value
 
 
 def _check_are_numbers(config: Any, *names: str) -> None:
@@ -215,7 +223,7 @@ def parse_decoder_config(fields: Mapping[str, Any], where: str = "config") -> De
       ValueError: as ``read_decoder_config``.
     """
     kind = fields.get("model_type")
-    if kind not in _DEFAULTS:
+    if not isinstance(kind, str) or kind not in _DEFAULTS:
         raise ValueError(
             f"{where}: model_type is {kind!r}; it must be {' or '.join(map(repr, _DEFAULTS))}."
         )
@@ -231,10 +239,8 @@ def parse_decoder_config(fields: Mapping[str, Any], where: str = "config") -> De
                 "what the model computes, so it is not ignored."
             )
     layers = fields.get("layer_types")
-    if layers is not None and layers != ["full_attention"] * len(layers):
-        raise ValueError(
-            f"{where}: layer_types is {layers!r}; this decoder has 'full_attention' only."
-        )
+    if layers is not None and (not isinstance(layers, list) or {*map(str, layers)} - {_FULL}):
+        raise ValueError(f"{where}: layer_types is {layers!r}; this decoder has {_FULL!r} only.")
     if kind == "llama" and fields.get("sliding_window") is not None:
         raise ValueError(f"{where}: sliding_window is {fields['sliding_window']}; it must be null.")
     if missing := [name for name in _SIZES if name not in fields]:
@@ -319,7 +325,7 @@ def config_fields(config: DecoderConfig) -> dict[str, Any]:
     """
     qwen = config.qkv_bias and not config.out_bias
     if (config.out_bias and not config.qkv_bias) or (
-        qwen and (config.mlp_bias or config.head_width != config.width // config.num_heads)
+        qwen and (config.mlp_bias or config.head_width * config.num_heads != config.width)
     ):
         raise ValueError(
             f"config has qkv_bias={config.qkv_bias}, out_bias={config.out_bias} and mlp_bias="

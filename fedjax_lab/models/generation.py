@@ -10,8 +10,10 @@ from fedjax_lab.data.packing import Tokens
 from fedjax_lab.data.sampler import check_key
 from fedjax_lab.machine.keys import seeded
 from fedjax_lab.models.base import Apply
+from fedjax_lab.tree import widen
 from fedjax_lab.types import Key, Params
 
+_COLDEST = 1e-30  # least temperature at which usual logits / temperature are finite
 _NO_TOKEN = -1  # where logits are NaN, of which argmax would be token 0
 
 
@@ -27,7 +29,8 @@ def generate(
     """Continue prompts: int [B, T] -> the next tokens, int32 [B, ``num_tokens``].
 
     One compiled loop. There is no cache between tokens: each token runs the model over all T +
-    ``num_tokens`` places. This is fine for inspecting a model, but slow for serving one.
+    ``num_tokens`` - 1 places, as many as precede the last token. This is fine for inspecting a
+    model, but slow for serving one.
 
     Args:
       apply: ``model.apply`` of ``models.decoder``, ``lstm`` or ``transformer``, or a function
@@ -39,7 +42,7 @@ def generate(
       num_tokens: number of tokens to generate.
       key: typed PRNG key; required if ``temperature`` is not 0.
       temperature: 0 selects the most likely token each time; otherwise tokens are drawn from
-        softmax(logits / temperature).
+        softmax(logits / temperature), from 1e-30 on. The softmax is float32 or wider.
 
     Returns:
       The tokens. If an argument is traced, so that nothing can be refused, a sequence whose logits
@@ -52,6 +55,11 @@ def generate(
     """
     check_int("num_tokens", num_tokens, minimum=1)
     check_number("temperature", temperature, minimum=0)
+    if 0 < temperature < _COLDEST:
+        raise ValueError(
+            f"temperature is {temperature}; it must be 0, or at least {_COLDEST:g}, since logits "
+            "divided by it may overflow."
+        )
     if temperature and key is None:
         raise ValueError(f"key is None; temperature={temperature} draws tokens and needs one.")
     if key is not None:
@@ -94,13 +102,15 @@ def _continue(
     length = tokens.shape[1]
     whole = jnp.pad(tokens, ((0, 0), (0, num_tokens)))
     if segments is not None:
-        last = jnp.broadcast_to(segments[:, -1:], (len(tokens), num_tokens))
+        last = jnp.broadcast_to(segments[:, -1:], (len(tokens), num_tokens - 1))
         segments = jnp.concatenate([segments, last], axis=1)
 
     def step(i: Any, tokens: jax.Array) -> jax.Array:
-        x = tokens if segments is None else Tokens(tokens, segments)
+        read = tokens[:, :-1]  # nothing follows the last token
+        x = read if segments is None else Tokens(read, segments)
         logits: Any = apply(params, x)  # type: ignore[arg-type]
         here = jax.lax.dynamic_index_in_dim(logits, length + i - 1, axis=1, keepdims=False)
+        here = widen(here)  # bfloat16 would draw with noise of 8 bits
         if temperature:
             drawn = jax.random.categorical(jax.random.fold_in(key, i), here / temperature)
         else:

@@ -371,7 +371,11 @@ def test_adapters_are_written_as_peft_names_them(saved):
             ({"target_modules": ["q_proj", "lm_head", "k_proj"]}, "the files lack .*k_proj"),
             ({"r": 4}, r"it must be floats \[4, 24\]|it must be floats \[29, 4\]"),
             ({"r": 0}, "r is 0"),
-            ({"lora_alpha": None}, "lora_alpha None"),
+            ({"lora_alpha": None}, "lora_alpha is None; it must be a number"),
+            ({"lora_alpha": np.nan}, "lora_alpha is nan; it must be finite"),
+            ({"use_rslora": "no"}, "use_rslora is 'no'"),
+            ({"lora_alpha": True}, "lora_alpha is True; it must be a number"),
+            ({"lora_alpha": 10**400}, "lora_alpha is 1000+; it must be finite"),
             *(
                 (
                     {"init_lora_weights": begin},
@@ -422,6 +426,15 @@ def test_the_scale_of_rank_stabilised_adapters(saved):
     file = folder / "adapter_config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"use_rslora": True}))
     assert models.load_adapters(folder, config)[1] == pytest.approx(6 / 3**0.5)
+
+
+@pytest.mark.parametrize("number", [np.float32(0.5), jnp.float32(0.5)])
+def test_numbers_of_numpy_and_jax_are_written(number, saved, tmp_path):
+    _, config, adapters = saved
+    models.save_adapters(tmp_path / "b", config, adapters, number, dropout=number)
+    fields = json.loads((tmp_path / "b" / "adapter_config.json").read_text())
+    assert (fields["lora_alpha"], fields["lora_dropout"]) == (1.5, 0.5)
+    assert models.load_adapters(tmp_path / "b", config)[1] == 0.5
 
 
 def test_adapters_that_cannot_be_written(saved, tmp_path):

@@ -2,11 +2,13 @@
 
 import dataclasses
 import functools
+import json
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from scipy import stats
 
 from fedjax_lab import data, models
 from fedjax_lab.models.decoder import frequencies
@@ -269,6 +271,8 @@ def test_both_spellings_of_rotary_parameters():
         ({"use_mrope": True}, "use_mrope is True"),
         ({"sliding_window": 64}, "sliding_window is 64; it must be null"),
         ({"layer_types": ["sliding_attention"]}, "layer_types is"),
+        ({"layer_types": 3}, "layer_types is 3; this decoder has 'full_attention' only"),
+        ({"model_type": ["llama"]}, r"model_type is \['llama'\]; it must be 'llama' or 'qwen2'"),
         ({"rope_scaling": {"type": "yarn", "factor": 2}}, "rope_type is 'yarn'"),
         ({"rope_scaling": {"type": "llama3", "factor": 2}}, r"it needs \['factor', 'high_freq"),
         ({"rope_scaling": 3}, "the rotary parameters are 3"),
@@ -312,6 +316,25 @@ def test_qwen_with_the_width_of_a_head_that_follows():
         assert parse_decoder_config(fields | {"head_dim": width}) == CONFIGS["qwen"]
     with pytest.raises(ValueError, match=r"another head_dim than .* are no fields of qwen2"):
         parse_decoder_config(fields | {"head_dim": 8})
+
+
+def test_qwen_with_a_width_that_no_head_divides():
+    """transformers derives its heads' width, which would be another one."""
+    config = dataclasses.replace(QWEN, width=25)  # 4 heads of 6
+    with pytest.raises(ValueError, match="head_width=6; neither llama nor qwen2 has that"):
+        config_fields(config)
+
+
+def test_numbers_of_numpy_become_those_of_json():
+    sizes = {
+        field.name: np.int64(getattr(LLAMA, field.name))
+        for field in dataclasses.fields(LLAMA)
+        if type(getattr(LLAMA, field.name)) is int
+    }
+    scaling = dataclasses.replace(SCALING, original_length=np.int32(16))
+    config = dataclasses.replace(LLAMA, rope_scaling=scaling, **sizes)
+    assert config == LLAMA
+    assert json.loads(json.dumps(config_fields(config))) == config_fields(LLAMA)
 
 
 def test_files_of_configurations(tmp_path):
@@ -366,6 +389,38 @@ def test_tokens_are_drawn_as_the_logits_say():
         models.generate(apply, jnp.zeros(3), prompts, 0)
     with pytest.raises(TypeError, match="key is 0; it must be a typed PRNG key"):
         models.generate(apply, jnp.zeros(3), prompts, 1, key=0, temperature=2.0)
+    with pytest.raises(ValueError, match=r"temperature is 1e-38; it must be 0, or at least 1e-30"):
+        models.generate(apply, jnp.zeros(3), prompts, 1, key=key, temperature=1e-38)
+    cold = models.generate(apply, jnp.arange(3) * 100.0, prompts, 1, key=key, temperature=1e-30)
+    assert (np.asarray(cold) == 2).all()
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_tokens_of_narrow_logits_are_drawn_in_float32(dtype):
+    """Of 512 equal logits; noise of 8 bits has ties, of which the first token would be taken."""
+
+    def apply(params, x, key=None):
+        return jnp.broadcast_to(params, (*x.shape, 512))
+
+    prompts, how = np.zeros((4000, 1), np.int32), {"key": KEY, "temperature": 1.0}
+    drawn = models.generate(apply, jnp.zeros(512, dtype), prompts, 1, **how)
+    counts = np.bincount(np.asarray(drawn).ravel() // 64, minlength=8)
+    assert stats.chisquare(counts).pvalue > 1e-5
+
+
+def test_a_text_may_fill_the_context():
+    """Nothing follows the last token, so that it needs no place in the model's input."""
+    config = dataclasses.replace(LLAMA, max_length=5)
+    apply, (_, params) = models.decoder(config).apply, model_and_params("llama")
+    x = tokens((1, 5), 6)
+    found = models.generate(apply, params, x, 1)
+    assert found.tolist() == [[twin("llama", x[0])[-1].argmax()]]
+    longer = models.generate(model_and_params("llama")[0].apply, params, x[:, :3], 3)
+    np.testing.assert_array_equal(models.generate(apply, params, x[:, :3], 3), longer)
+    segments = data.Tokens(x[:, :3], np.array([[0, 1, 1]]))
+    assert models.generate(apply, params, segments, 3).shape == (1, 3)
+    with pytest.raises(ValueError, match=r"x has 6 tokens in a sequence; config\.max_length is 5"):
+        models.generate(apply, params, x, 2)
 
 
 def test_logits_that_are_nan_have_no_token():
