@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from fedjax_lab.checks import repeated
 from fedjax_lab.types import PyTree, Scalar
 
 add = optax.tree.add
@@ -70,8 +71,14 @@ def by_path(tree: PyTree) -> dict[str, Any]:
 
     Args:
       tree: any pytree.
+
+    Raises:
+      ValueError: two leaves have the same path, such as those of {"a/b": x, "a": {"b": y}}.
     """
-    return {path_text(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
+    leaves = [(path_text(path), x) for path, x in jax.tree_util.tree_leaves_with_path(tree)]
+    if (twice := repeated(path for path, _ in leaves)) is not None:
+        raise ValueError(f"two leaves have the path {twice!r}; rename one of them.")
+    return dict(leaves)
 
 
 def wide_dtype(dtype: Any) -> np.dtype:

@@ -96,7 +96,7 @@ def _check_tied(files: WeightFiles) -> None:
     is_equal = (head.shape, head.kind) == (embedding.shape, embedding.kind)
     if is_equal and head.dtype is not None and len(head.shape) == 2:
         count, width = head.shape
-        rows = max(1, BLOCK_BYTES // (width * 8))
+        rows = max(1, BLOCK_BYTES // max(8, width * 8))
         blocks = [slice(top, min(top + rows, count)) for top in range(0, count, rows)]
         is_equal = all(
             np.array_equal(files.read(HEAD, block), files.read(EMBEDDING, block))
@@ -182,7 +182,8 @@ def load_safetensors(
       rename: path of a leaf, such as "layers/query/kernel" -> its name in the file, or how it is
         ``Stored``; a mapping or a function. None: the leaf's path, as in files that the package
         exports. ``weight_tables`` has tables for the decoder and for PyTorch's convolutional nets.
-      ignore: patterns of additional names in the files, such as ``"*num_batches_tracked"``.
+      ignore: patterns of additional names in the files, such as ``"*num_batches_tracked"``, or a
+        single one.
 
     Returns:
       A pytree like ``into``.
@@ -244,6 +245,7 @@ def _checked(
     if missing := [name for name in names if name not in files.entries]:
         raise ValueError(f"the files lack {_few(missing)}.")
     wanted = set(names)
+    ignore = [ignore] if isinstance(ignore, str) else ignore
     left = [
         name
         for name in files.entries
@@ -265,12 +267,14 @@ def _checked(
 
 def _fill(files: WeightFiles | HeldArrays, leaf: Any, stored: Stored) -> jax.Array:
     """Read a leaf and place it on its devices."""
-    shape, dtype, sharding = leaf.shape, leaf.dtype, getattr(leaf, "sharding", None)
+    # As JAX holds it: without 64 bits, a number beyond float32 would become infinite on the device.
+    dtype = jax.dtypes.canonicalize_dtype(leaf.dtype)
+    shape, sharding = leaf.shape, getattr(leaf, "sharding", None)
     names = stored.names(shape)
     if np.dtype(dtype).itemsize * leaf.size <= BLOCK_BYTES:
         whole = np.empty(shape, dtype)
         for layer, name in enumerate(names):
-            place = whole[layer] if stored.is_stacked else whole
+            place = whole[layer, ...] if stored.is_stacked else whole
             place[...] = _in_dtype(stored.to_leaf(files.read(name)), dtype, files, name)
         return jnp.asarray(whole) if sharding is None else jax.device_put(whole, sharding)
     if sharding is None:
@@ -332,8 +336,10 @@ def _blocks(
     axes: tuple[int, ...],
 ) -> Iterator[tuple[np.ndarray, tuple[int, ...]]]:
     """Yield parts of a stored array, and their positions in the device's part of the leaf."""
-    if stored.image is not None or len(inner) > 2:  # small in practice: read entirely, then sliced
-        whole = stored.to_leaf(files.read(name))[tuple(slice(*r) for r in inner)]
+    if stored.image is not None or len(inner) not in (1, 2):
+        # Small in practice: read entirely, then sliced.
+        part: tuple[Any, ...] = (*(slice(*r) for r in inner), ...)
+        whole = stored.to_leaf(files.read(name))[part]
         yield whole.transpose(np.argsort(axes)), (0,) * len(inner)
         return
     wanted = [inner[axes.index(axis)] for axis in range(len(axes))]  # in the file's order

@@ -19,6 +19,7 @@ from fedjax_lab.types import Params, PyTree
 
 COUNTERS = ("*num_batches_tracked",)  # of batch norms; the params have no place for them
 _PICKLED = (".pt", ".pth", ".bin")
+_SAFE_TORCH = (2, 6)  # the first version whose weights_only=True runs no code of a file's
 
 
 def load_state_dict(
@@ -36,20 +37,20 @@ def load_state_dict(
         params = models.load_state_dict("cnn.safetensors", shapes)
 
     Args:
-      source: a file .safetensors, .npz or (with PyTorch installed) .pt, .pth or .bin, which is read
-        with ``weights_only=True``, so that unpickling runs no code of the file's; or a mapping from
-        names to arrays or tensors, such as ``module.state_dict()``.
+      source: a file .safetensors, .npz or (with PyTorch 2.6 or later installed) .pt, .pth or .bin,
+        which is read with ``weights_only=True``, so that unpickling runs no code of the file's; or
+        a mapping from names to arrays or tensors, such as ``module.state_dict()``.
       into: pytree of arrays or of ``jax.ShapeDtypeStruct`` with the shapes and the dtypes of the
         params; floats are converted.
       table: path of a leaf -> its name, or how it is ``Stored``. None: ``torch_table(into)``.
-      ignore: patterns of names that are left out.
+      ignore: patterns of names that are left out, or a single one.
 
     Returns:
       A pytree like ``into``.
 
     Raises:
       FileNotFoundError: there is no such file.
-      ImportError: a package that reads the file is missing.
+      ImportError: a package that reads the file is missing, or too old.
       TypeError: a value of the mapping is no array or tensor.
       ValueError: a file is damaged or of another kind; an array is missing, left over, of another
         shape, not of floats, or not finite; or the table does not fit ``into``.
@@ -122,6 +123,12 @@ def _unpickled(path: Path) -> dict[str, np.ndarray]:
             f"{path} is a pickle, which needs PyTorch: `pip install torch`; or, where it is "
             "installed, save the state dict by safetensors.torch.save_file."
         ) from error
+    if tuple(map(int, torch.__version__.split(".")[:2])) < _SAFE_TORCH:
+        raise ImportError(
+            f"{path} is a pickle, whose code PyTorch {torch.__version__} may run in spite of "
+            "weights_only=True (CVE-2025-32434): `pip install 'torch>=2.6'`; or save the state "
+            "dict by safetensors.torch.save_file."
+        )
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # of many kinds, of pickle's and PyTorch's

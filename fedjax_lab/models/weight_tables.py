@@ -146,7 +146,8 @@ def torch_table(params: Params, layers: Mapping[str, str] | None = None) -> dict
 
     Kernels of convolutions become [h, w, C, F], dense kernels [m, n]. The rows of the first dense
     kernel are permuted from PyTorch's order of flattened images (C, H, W) to H, W, C; the images
-    are assumed to be square. A norm's ``scale`` is PyTorch's ``weight``.
+    are assumed to be square. The first one is that after the last convolution in the order of the
+    paths. A norm's ``scale`` is PyTorch's ``weight``.
 
     Args:
       params: the model's parameters, or their shapes.
@@ -155,8 +156,9 @@ def torch_table(params: Params, layers: Mapping[str, str] | None = None) -> dict
         ``lenet5`` and the like without norms.
 
     Raises:
-      ValueError: a layer has no name or is not in the model, a leaf is of an unknown kind, or the
-        rows of the first dense kernel are not square images.
+      ValueError: a layer has no name or is not in the model, a leaf is of an unknown kind, the
+        rows of the first dense kernel are not square images, or a dense kernel that may be the
+        first one behind the convolutions comes before them in the order of the paths.
     """
     leaves = {path: leaf.shape for path, leaf in by_path(params).items()}
     paths = sorted({path.rpartition("/")[0] for path in leaves}, key=_in_order)
@@ -167,6 +169,8 @@ def torch_table(params: Params, layers: Mapping[str, str] | None = None) -> dict
             f"layers has {sorted(layers)}, the params have {paths}; {unknown} is in one alone."
         )
     table: dict[str, Stored] = {}
+    kernels = [leaves.get(f"{path}/kernel", ()) for path in paths]
+    later = [shape[3] for shape in kernels if len(shape) == 4]  # channels, if none has come yet
     channels = None  # of the last convolution, until the first dense layer
     for layer in paths:
         for leaf, shape in _of_layer(leaves, layer):
@@ -176,11 +180,17 @@ def torch_table(params: Params, layers: Mapping[str, str] | None = None) -> dict
             axes: tuple[int, ...] | None = None
             image: tuple[int, int, int] | None = None
             if leaf == "kernel" and len(shape) == 4:
-                axes, channels = (2, 3, 1, 0), shape[3]
+                axes, channels, later = (2, 3, 1, 0), shape[3], []
             elif leaf == "kernel":
                 axes = (1, 0)
                 if channels is not None:
                     image, channels = _square(layer, shape, channels), None
+                elif shape[0] not in later and any(shape[0] % c == 0 for c in later):
+                    raise ValueError(
+                        f"{layer} comes before the convolutions in the order of the paths, and its "
+                        f"{shape[0]} inputs may be their images. Rename it to come behind them, or "
+                        "write the table by hand, with Stored(..., (1, 0), image=(C, H, W))."
+                    )
             table[f"{layer}/{leaf}"] = Stored(f"{layers[layer]}.{end}", axes, image)
     return table
 

@@ -1,6 +1,8 @@
 """State dicts of PyTorch, in memory and in files, against convolutions written out in NumPy."""
 
+import re
 import sys
+import types
 
 import jax
 import jax.numpy as jnp
@@ -140,6 +142,52 @@ def test_numbers_beyond_the_dtype_of_a_leaf(block, monkeypatch):
     state["a.weight"][1, 2] = 1e5
     with pytest.raises(ValueError, match=r"'a\.weight' has a number that float16 does not hold"):
         models.load_state_dict(state, params, table)
+
+
+@pytest.mark.parametrize("block", [pretrained.BLOCK_BYTES, 8])
+def test_float64_leaves_without_64_bits(block, monkeypatch):
+    """The device has float32, of which the largest number is 3.4e38."""
+    monkeypatch.setattr(pretrained, "BLOCK_BYTES", block)
+    into, table = {"a": {"kernel": np.zeros((2, 1))}}, {"a/kernel": models.Stored("a", (1, 0))}
+    found = models.load_state_dict({"a": np.array([[1e38, 1 / 3]])}, into, table)["a"]["kernel"]
+    np.testing.assert_array_equal(found, np.array([[1e38], [1 / 3]], np.float32))
+    with pytest.raises(ValueError, match="'a' has a number that float32 does not hold"):
+        models.load_state_dict({"a": np.array([[1e39, 1]])}, into, table)
+
+
+def test_two_leaves_of_one_path():
+    """One of them would be lost."""
+    params = {"a/w": np.ones(2, np.float32), "a": {"w": np.zeros(2, np.float32)}}
+    for call in (models.to_state_dict, models.torch_table):
+        with pytest.raises(ValueError, match="two leaves have the path 'a/w'; rename one"):
+            call(params)
+    with pytest.raises(ValueError, match="two leaves have the path 'a/w'; rename one"):
+        models.to_state_dict(params, {"a/w": "w"})
+
+
+def test_a_dense_kernel_that_may_follow_convolutions_of_later_names():
+    """Its rows would stay in PyTorch's order of pixels."""
+    layers = {"stem": "conv", "head": "out"}
+
+    def table_of(inputs):
+        sizes = {"stem": (3, 3, 2, 5), "head": (inputs, 4)}
+        params = {name: {"kernel": np.zeros(size, "f4")} for name, size in sizes.items()}
+        return models.torch_table(params, layers)
+
+    with pytest.raises(ValueError, match=r"head comes before the convolutions .* its 180 inputs"):
+        table_of(180)
+    for inputs in (5, 7):  # the means of the channels; no images of them
+        assert table_of(inputs)["head/kernel"] == models.Stored("out.weight", (1, 0))
+
+
+@pytest.mark.parametrize("version", ["1.13.1", "2.5.1+cu121"])
+def test_pytorch_whose_restricted_unpickling_runs_code(version, tmp_path, monkeypatch):
+    (tmp_path / "a.pt").write_bytes(b"x")
+    monkeypatch.setitem(sys.modules, "torch", types.SimpleNamespace(__version__=version))
+    with pytest.raises(
+        ImportError, match=rf"PyTorch {re.escape(version)} may run .* 'torch>=2\.6'"
+    ):
+        models.load_state_dict(tmp_path / "a.pt", PARAMS, TABLE)
 
 
 def test_wrong_sources(tmp_path, monkeypatch):

@@ -369,6 +369,37 @@ def test_files_that_are_not_there(tmp_path):
         models.load_safetensors(folder / "pytorch_model.bin", {})
 
 
+def test_a_single_pattern_of_names_is_no_list_of_letters(tmp_path):
+    file, into = tmp_path / "a.safetensors", {"a": jax.ShapeDtypeStruct((2,), jnp.float32)}
+    arrays = {"a": np.ones(2, np.float32), "bn.num_batches_tracked": np.zeros(1, np.int64)}
+    safetensors.save_file(arrays, file)
+    for ignore in ("*num_batches_tracked", ["*num_batches_tracked"]):
+        assert_equal(models.load_safetensors(file, into, ignore=ignore), {"a": arrays["a"]})
+    safetensors.save_file(arrays | {"b": np.ones(2, np.float32)}, file)
+    with pytest.raises(ValueError, match="the files have 'b' besides"):
+        models.load_safetensors(file, into, ignore="*num_batches_tracked")
+
+
+@pytest.mark.parametrize("block", [pretrained.BLOCK_BYTES, 4])
+def test_a_number_of_each_layer(block, tmp_path, monkeypatch):
+    monkeypatch.setattr(pretrained, "BLOCK_BYTES", block)
+    numbers = np.array([3, 5, 7], np.float32)
+    arrays = {f"layers.{i}.gate": np.asarray(number) for i, number in enumerate(numbers)}
+    safetensors.save_file(arrays, tmp_path / "a.safetensors")
+    table = {"gate": models.Stored("layers.{layer}.gate")}
+    into = {"gate": jax.ShapeDtypeStruct((3,), jnp.float32)}
+    assert_equal(
+        models.load_safetensors(tmp_path / "a.safetensors", into, table), {"gate": numbers}
+    )
+
+
+def test_a_head_without_columns_beside_tied_embeddings(tmp_path):
+    empty = np.zeros((29, 0), np.float32)
+    changes = {"lm_head__weight": empty, "model__embed_tokens__weight": empty}
+    with pytest.raises(ValueError, match=r"is F32\[29, 0\]; it must be floats \[29, 24\]"):
+        models.load_pretrained(write(tmp_path / "model", "qwen", **changes))
+
+
 def test_tables_that_do_not_fit(tmp_path):
     file = tmp_path / "a.safetensors"
     safetensors.save_file({"a": np.ones(2, np.float32)}, file)
