@@ -150,6 +150,21 @@ def check_int(argument: str, value: Any, *, minimum: int, maximum: int | None = 
     return int(value)
 
 
+def check_flag(argument: str, value: Any) -> bool:
+    """Return ``value`` if it is True or False, and not a word, which Python takes for true.
+
+    Args:
+      argument: the argument's name, for the error.
+      value: what was given.
+
+    Raises:
+      TypeError: ``value`` is neither.
+    """
+    if not isinstance(value, (bool, np.bool_)):
+        raise TypeError(f"{argument} is {value!r}; it must be True or False.")
+    return bool(value)
+
+
 def check_counts(argument: str, values: Any, length: int) -> np.ndarray:
     """Return an array of one count for each client, as int32 [N].
 

@@ -114,6 +114,11 @@ def traced_for() -> TracedFor:
     return _TRACED_FOR.value or TracedFor(jax.default_backend())
 
 
+def traced_precision() -> str | None:
+    """Return the default precision of matrix products in the current program; None: JAX's own."""
+    return jax.config.jax_default_matmul_precision  # type: ignore[attr-defined]
+
+
 def tracing_for(target: Target | None) -> AbstractContextManager[None]:
     """Return a context in which programs are traced for a machine.
 

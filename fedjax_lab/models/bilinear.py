@@ -18,6 +18,8 @@ from jax import lax
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
+from fedjax_lab.machine.target import traced_precision
+
 Function = Callable[..., jax.Array]
 Places = Mapping[str, tuple[int, int]]
 
@@ -45,7 +47,8 @@ class Bilinear:
         self._functions = functions
         self._beside = beside_left or {}, beside_right or {}
         self.primitive.def_abstract_eval(self._shape)
-        self.primitive.def_impl(jax.jit(self._run, static_argnames=("name", "size", "levels")))
+        static = "name", "size", "levels", "precision"
+        self.primitive.def_impl(jax.jit(self._run, static_argnames=static))
         ad.defbilinear(self.primitive, self._left_transpose, self._right_transpose)
         batching.primitive_batchers[self.primitive] = self._mapped
         mlir.register_lowering(self.primitive, self._lower)
@@ -55,45 +58,53 @@ class Bilinear:
     ) -> jax.Array:
         """Run one of the functions.
 
+        The precision of matrix products is the default of this place, also in the derivatives.
+
         Args:
           name: "features", "images_of" or "kernel_of".
           left, right: its operands, with ``levels`` leading axes over which it is mapped.
           size: what the functions share.
         """
-        left, right = _varying_alike(left, right)
-        return self.primitive.bind(left, right, name=name, size=size, levels=levels)
+        return self._bound(name, left, right, size, levels, traced_precision())
 
-    def _run(self, left, right, *, name, size, levels):
+    def _bound(self, name, left, right, size, levels, precision):
+        left, right = _varying_alike(left, right)
+        return self.primitive.bind(
+            left, right, name=name, size=size, levels=levels, precision=precision
+        )
+
+    def _run(self, left, right, *, name, size, levels, precision):
         function = functools.partial(self._functions[name], size=size)
         for _ in range(levels):
             function = jax.vmap(function)
-        return function(left, right)
+        with jax.default_matmul_precision(precision):  # traced long after the call
+            return function(left, right)
 
-    def _shape(self, left, right, *, name, size, levels):
+    def _shape(self, left, right, *, name, size, levels, precision):
         one = [jax.ShapeDtypeStruct(array.shape[levels:], array.dtype) for array in (left, right)]
         result = jax.eval_shape(functools.partial(self._functions[name], size=size), *one)
         return left.update(shape=(*left.shape[:levels], *result.shape), weak_type=False)
 
-    def _left_transpose(self, cotangent, left, right, *, name, size, levels):
+    def _left_transpose(self, cotangent, left, right, *, name, size, levels, precision):
         if name == "features":
-            return self("images_of", cotangent, right, size, levels)
+            return self._bound("images_of", cotangent, right, size, levels, precision)
         if name == "images_of":
-            return self("features", cotangent, right, size, levels)
-        return self("images_of", right, cotangent, size, levels)
+            return self._bound("features", cotangent, right, size, levels, precision)
+        return self._bound("images_of", right, cotangent, size, levels, precision)
 
-    def _right_transpose(self, cotangent, left, right, *, name, size, levels):
+    def _right_transpose(self, cotangent, left, right, *, name, size, levels, precision):
         if name == "features":
-            return self("kernel_of", left, cotangent, size, levels)
+            return self._bound("kernel_of", left, cotangent, size, levels, precision)
         if name == "images_of":
-            return self("kernel_of", cotangent, left, size, levels)
-        return self("features", left, cotangent, size, levels)
+            return self._bound("kernel_of", cotangent, left, size, levels, precision)
+        return self._bound("features", left, cotangent, size, levels, precision)
 
-    def _mapped(self, operands, axes, *, name, size, levels):
+    def _mapped(self, operands, axes, *, name, size, levels, precision):
         (left, right), (of_left, of_right) = operands, axes
         if of_left is None or of_right is None:
             places = self._beside[of_left is None].get(name)
             if places is not None:
-                return self._side_by_side(left, right, axes, places, name, size, levels)
+                return self._side_by_side(left, right, axes, places, name, size, levels, precision)
         count = left.shape[of_left] if of_left is not None else right.shape[of_right]
         left, right = (
             jnp.broadcast_to(array, (count, *array.shape))
@@ -101,9 +112,9 @@ class Bilinear:
             else jnp.moveaxis(array, axis, 0)
             for array, axis in ((left, of_left), (right, of_right))
         )
-        return self(name, left, right, size, levels + 1), 0
+        return self._bound(name, left, right, size, levels + 1, precision), 0
 
-    def _side_by_side(self, left, right, axes, places, name, size, levels):
+    def _side_by_side(self, left, right, axes, places, name, size, levels, precision):
         """Put the mapped axis of one operand beside another axis of it: [n, a] -> [n a]."""
 
         def joined(array, axis):
@@ -116,7 +127,7 @@ class Bilinear:
             count, left = left.shape[of_left], joined(left, of_left)
         else:
             count, right = right.shape[of_right], joined(right, of_right)
-        result = self(name, left, right, size, levels)
+        result = self._bound(name, left, right, size, levels, precision)
         shape, outward = result.shape, places[1] + (levels if places[1] >= 0 else result.ndim)
         return result.reshape(*shape[:outward], count, -1, *shape[outward + 1 :]), outward
 

@@ -12,6 +12,7 @@ with zeros, because the sequences of a mini-batch are drawn independently of eac
 Axes: B sequences, L words of a sequence, V words of the vocabulary, E word vector, H units.
 """
 
+import functools
 import math
 from collections.abc import Callable
 
@@ -20,9 +21,10 @@ import jax
 import jax.numpy as jnp
 from flax.linen.dtypes import promote_dtype
 
-from fedjax_lab.checks import check_int, check_number
+from fedjax_lab.checks import check_flag, check_int, check_number
 from fedjax_lab.data.packing import Tokens
 from fedjax_lab.machine.layout import written_out
+from fedjax_lab.machine.target import traced_precision
 from fedjax_lab.models.base import Model, from_linen
 from fedjax_lab.tree import widen
 from fedjax_lab.types import Key
@@ -55,10 +57,11 @@ def lstm(
         words are not integers [B, L].
       TypeError: a number has the wrong type; when called: words are ``Tokens``.
     """
-    for name, size in (("embedding", embedding), ("hidden", hidden), ("layers", layers)):
+    sizes = {"num_classes": num_classes, "embedding": embedding, "hidden": hidden, "layers": layers}
+    for name, size in sizes.items():
         check_int(name, size, minimum=1)
     check_number("dropout", dropout, minimum=0.0, maximum=1.0, exclusive_maximum=True)
-    if tie and embedding != hidden:
+    if check_flag("tie", tie) and embedding != hidden:
         raise ValueError(
             f"embedding is {embedding} and hidden {hidden}; with tie they must be equal."
         )
@@ -133,7 +136,7 @@ class LSTM(nn.Module):
         x, input_kernel, hidden_kernel, bias = promote_dtype(x, input_kernel, hidden_kernel, bias)
         # The inputs' part of the gates, for all words in one matrix product.
         gates = x.swapaxes(0, 1) @ input_kernel + bias.reshape(1, 1, -1)
-        return _run(gates, hidden_kernel).swapaxes(0, 1)
+        return _run(gates, hidden_kernel, traced_precision()).swapaxes(0, 1)
 
 
 # A custom gradient, without forward mode. What does not depend on later words is computed for all
@@ -141,9 +144,12 @@ class LSTM(nn.Module):
 # an addition to the full kernel for each word.
 
 
-@jax.custom_vjp
-def _run(gates: jax.Array, kernel: jax.Array) -> jax.Array:
-    """Compute the outputs [L, B, H] from the inputs' part of the gates, [L, B, 4H]."""
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
+def _run(gates: jax.Array, kernel: jax.Array, precision: str | None) -> jax.Array:
+    """Compute the outputs [L, B, H] from the inputs' part of the gates, [L, B, 4H].
+
+    The gradient is traced elsewhere, where the default precision of products may be another one.
+    """
 
     def step(state, gates):
         h, c = state
@@ -168,17 +174,23 @@ def _zero_state(gates: jax.Array) -> tuple[jax.Array, jax.Array]:
     return zeros, widen(zeros)
 
 
-def _run_forward(gates, kernel):
+def _run_forward(gates, kernel, precision):
     def step(state, gates):
         h, c = state
         h, after, opened = _word(gates + h @ kernel, c)
         return (h, after), (h, c, opened)
 
-    _, (outputs, c, opened) = jax.lax.scan(step, _zero_state(gates), gates)
+    with jax.default_matmul_precision(precision):
+        _, (outputs, c, opened) = jax.lax.scan(step, _zero_state(gates), gates)
     return outputs, (outputs, c, opened, kernel)
 
 
-def _run_backward(residuals, to_outputs):
+def _run_backward(precision, residuals, to_outputs):
+    with jax.default_matmul_precision(precision):
+        return _gradients(residuals, to_outputs)
+
+
+def _gradients(residuals, to_outputs):
     outputs, c, (enter, forget, cell, leave), kernel = residuals
     squashed = jnp.tanh(forget * c + enter * cell)
     # The factor of each gate for the gradient of c, or of h for the last gate.

@@ -191,3 +191,20 @@ def test_inputs_that_are_no_sequences_of_words():
         model.init(jax.random.key(0), jnp.zeros((3, 8, 8, 1), jnp.uint8))
     with pytest.raises(ValueError, match="dtype float32; it must be words"):
         model.init(jax.random.key(0), jnp.zeros((3, 4)))
+
+
+def test_the_precision_around_the_model_holds_in_its_gradient():
+    """In the program for a TPU, where the default is bfloat16."""
+    model = models.build("lstm", 7, **SMALL)
+    x = jnp.zeros((3, 8), jnp.int32)
+
+    @jax.jit
+    def loss(params):
+        with jax.default_matmul_precision("float32"):
+            return model.apply(params, x).sum()
+
+    params = jax.eval_shape(model.init, jax.random.key(0), x)
+    program = jax.jit(jax.grad(loss)).trace(params).lower(lowering_platforms=("tpu",)).as_text()
+    products = [line for line in program.splitlines() if "stablehlo.dot_general" in line]
+    assert products
+    assert all("precision = [HIGHEST, HIGHEST]" in line for line in products)
