@@ -13,6 +13,7 @@ import flax.linen as nn
 import jax
 
 from fedjax_lab.data.dtypes import to_device
+from fedjax_lab.data.packing import Tokens
 from fedjax_lab.machine.keys import compact, stored
 from fedjax_lab.machine.program_cache import keep_by_default
 from fedjax_lab.machine.target import traced_for
@@ -97,12 +98,14 @@ def from_linen(module: nn.Module) -> Model:
 
     @jax.jit  # so the forward pass, whose result is not used, is never computed
     def init_variables(key: Key, x: jax.Array) -> dict[str, Any]:
-        mode: dict[str, Any] = _mode(type(module).__call__, training=False)
+        mode: dict[str, Any] = mode_of(type(module).__call__, training=False)
         return dict(module.init({"params": compact(key)}, x, **mode))
 
     def init(key: Key, example_x: jax.Array) -> Params:
         keep_by_default()
-        variables = init_variables(key, to_device("example_x", example_x))
+        put = functools.partial(to_device, "example_x")
+        x: Any = jax.tree.map(put, example_x) if isinstance(example_x, Tokens) else put(example_x)
+        variables = init_variables(key, x)
         params = variables.pop("params", {})
         if variables:
             raise ValueError(
@@ -123,7 +126,7 @@ def from_linen(module: nn.Module) -> Model:
             *,
             mask: jax.Array | None = None,
         ) -> jax.Array:
-            mode: dict[str, Any] = _mode(function, training=key is not None)
+            mode: dict[str, Any] = mode_of(function, training=key is not None)
             rngs = None
             if key is not None:  # a CPU reads bits sooner than it hashes them again
                 rngs = {"dropout": stored(key) if traced_for().platform == "cpu" else compact(key)}
@@ -167,14 +170,20 @@ def _passing(mask: jax.Array | None) -> AbstractContextManager[None]:
         if context.method_name == "__call__" and parameter_of(
             type(context.module).__call__, "example_mask"
         ):
-            kwargs = {"example_mask": mask, **kwargs}
+            given = inspect.signature(call).bind_partial(*args, **kwargs).arguments
+            kwargs = kwargs if "example_mask" in given else {"example_mask": mask, **kwargs}
         return call(*args, **kwargs)
 
     return nn.intercept_methods(pass_on)
 
 
-def _mode(function: Callable[..., Any], training: bool) -> dict[str, bool]:
-    """Return the argument that selects training or evaluation, if ``function`` has one."""
+def mode_of(function: Callable[..., Any], training: bool) -> dict[str, bool]:
+    """Return the argument that selects training or evaluation, if ``function`` has one.
+
+    Args:
+      function: call of a module.
+      training: which of both.
+    """
     flags = dict.fromkeys(("train", "training", "is_training"), training)
     flags["deterministic"] = not training
     return {name: flags[name] for name in inspect.signature(function).parameters if name in flags}

@@ -170,8 +170,13 @@ def recompute_statistics(apply: Apply, params: Params, x: jax.Array, key: Key) -
       key: consumed by dropout, if the model has any.
 
     Raises:
+      TypeError: ``key`` is None, with which a model evaluates, and has no statistics.
       ValueError: ``params`` have no running statistics.
     """
+    if key is None:
+        raise TypeError(
+            "key is None; the statistics are those of training, which needs a PRNG key."
+        )
     is_statistic = running_statistics(params)
     if not any(jax.tree.leaves(is_statistic)):
         raise ValueError('params have no running statistics; the model needs norm="batch".')

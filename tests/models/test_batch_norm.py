@@ -413,6 +413,28 @@ def test_what_has_no_statistics_is_refused():
         models.recompute_statistics(linear.apply, params, jnp.ones((2, 5)), KEY)
 
 
+def test_without_a_key_there_are_no_statistics_to_recompute():
+    model, params = network()
+    with pytest.raises(TypeError, match="key is None; the statistics are those of training"):
+        models.recompute_statistics(model.apply, params, normal((4, 5)), None)
+
+
+class WithAMaskOfItsOwn(nn.Module):
+    """All examples of the mini-batch are in the statistics, also the padded ones."""
+
+    @nn.compact
+    def __call__(self, x):
+        return BatchNorm(name="norm")(x, None)
+
+
+def test_a_mask_that_the_module_gives_stays():
+    model, x = models.from_linen(WithAMaskOfItsOwn()), normal((4, 5))
+    params = model.init(KEY, x)
+    found = model.apply(params, x, KEY, mask=jnp.array([True, True, False, True]))
+    expected = (x - x.mean(0)) / np.sqrt(x.var(0) + 1e-5)
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
 def test_evaluation_with_recomputed_statistics():
     model, params = network()
     x, test = normal((20, 5)), 3 * normal((200, 5), seed=1) + 1

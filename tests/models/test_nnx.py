@@ -74,3 +74,56 @@ def test_what_nobody_would_average_is_refused():
         from_nnx(lambda rngs: Net(rngs, nnx.BatchNorm))
     with pytest.raises(TypeError, match=r"must return an nnx\.Module"):
         from_nnx(lambda rngs: 3)
+    with pytest.raises(TypeError, match="build is of type Net; it must be a function that returns"):
+        from_nnx(Net(nnx.Rngs(0)))
+
+
+class Flagged(nnx.Module):
+    """Dropout as the call says, whose random numbers it has or gets."""
+
+    def __init__(self, rngs, own):
+        self.dropout = nnx.Dropout(0.5, rngs=rngs if own else None)
+
+
+class WithTrain(Flagged):
+    def __call__(self, x, train=False, rngs=None):
+        return self.dropout(x, deterministic=not train, rngs=rngs)
+
+
+class WithDeterministic(Flagged):
+    def __call__(self, x, *, deterministic=True, rngs=None):
+        return self.dropout(x, deterministic=deterministic, rngs=rngs)
+
+
+class WithoutAFlag(Flagged):
+    def __call__(self, x, rngs):
+        return self.dropout(x, rngs=rngs)
+
+
+class WithNoise(Flagged):
+    """Dropout if there are random numbers, as some modules tell training from evaluation."""
+
+    def __call__(self, x, rngs=None):
+        return x if rngs is None else self.dropout(x, rngs=rngs)
+
+
+@pytest.mark.parametrize(
+    ("kind", "own"),
+    [
+        (WithTrain, True),
+        (WithTrain, False),
+        (WithDeterministic, True),
+        (WithDeterministic, False),
+        (WithoutAFlag, True),
+        (WithoutAFlag, False),
+        (WithNoise, False),
+    ],
+)
+def test_arguments_of_the_call_are_set(kind, own):
+    model, x = from_nnx(lambda rngs: kind(rngs, own)), np.ones((4, 50), np.float32)
+    params = model.init(KEY, x)
+    np.testing.assert_array_equal(model.apply(params, x), x)
+    trained, again, other = (model.apply(params, x, jax.random.key(seed)) for seed in (1, 1, 2))
+    assert set(np.unique(trained)) == {0, 2}
+    np.testing.assert_array_equal(trained, again)
+    assert not np.array_equal(trained, other)
