@@ -86,7 +86,7 @@ def convolution(
 
     if lowering == "auto":
         lowering = lowering_of(traced_for())
-    if lowering == "lax":
+    if lowering == "lax" or 0 in (*x.shape, *kernel.shape):
         numbers = ("NHWC", "HWIO", "NHWC")
         return lax.conv_general_dilated(x, kernel, strides, around, dimension_numbers=numbers)
     if around == "SAME":
@@ -149,6 +149,8 @@ def _check_arrays(x: jax.Array, kernel: jax.Array, padding: str | int) -> None:
             f"kernel has shape {kernel.shape}; for x of shape {x.shape} it must be "
             f"[h, w, {x.shape[3]}, F]."
         )
+    if 0 in kernel.shape[:2]:
+        raise ValueError(f"kernel has shape {kernel.shape}; it must have rows and columns.")
     if x.dtype != kernel.dtype or not jnp.issubdtype(x.dtype, jnp.floating):
         raise TypeError(f"x has dtype {x.dtype} and kernel {kernel.dtype}; both must be one float.")
     height, width = kernel.shape[:2]
@@ -322,7 +324,9 @@ def _general(x, kernel, *, params, lowering):
     num_features, channels, *pixels = of_kernels
     kernel = kernel.transpose(*pixels, channels, num_features).astype(wide)
     precision = params["precision"]
-    with jax.default_matmul_precision(None if precision is None else precision[0].name.lower()):
+    # An algorithm for matrix products in its place (``DotAlgorithmPreset``) means the default.
+    name = precision[0].name.lower() if isinstance(precision, tuple) else None
+    with jax.default_matmul_precision(name):
         axes, groups = _axes(params), params["feature_group_count"]
         features = _in_batches(x, kernel, axes, groups, params["batch_group_count"], lowering)
     batch, channels, *pixels = of_results

@@ -356,7 +356,10 @@ def _while(equation, given, how):
 
 
 def _cond(equation, given, how):
-    branches = [_arrays_of(branch, how) for branch in equation.params["branches"]]
+    primitive, params = equation.primitive, equation.params
+    if params.get("branches_platforms"):  # ``switch`` would compile those of other platforms, too
+        return primitive.bind(*given, **primitive.get_bind_params(params))
+    branches = [_arrays_of(branch, how) for branch in params["branches"]]
     return lax.switch(given[0], branches, *given[1:])
 
 

@@ -249,6 +249,21 @@ def test_zeros_on_every_side(lowering):
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("lowering", LOWERINGS)
+@pytest.mark.parametrize("shape", [(0, 6, 6, 2), (2, 0, 6, 2), (2, 6, 6, 0)])
+def test_empty_images(lowering, shape):
+    x, kernel = jnp.ones(shape), jnp.ones((3, 3, shape[-1], 4))
+
+    def loss(x, kernel):
+        features = convolution(x, kernel, "SAME", lowering=lowering)
+        return features.sum(), features
+
+    (_, features), gradients = jax.value_and_grad(loss, (0, 1), has_aux=True)(x, kernel)
+    np.testing.assert_array_equal(features, np.zeros((*shape[:3], 4)))
+    for gradient, of in zip(gradients, (x, kernel), strict=True):
+        np.testing.assert_array_equal(gradient, np.zeros(of.shape))
+
+
 def test_bad_arguments_are_named():
     x, kernel = jnp.ones((2, 4, 4, 3)), jnp.ones((3, 3, 3, 2))
     with pytest.raises(ValueError, match="padding is 'FULL'; it must be one of SAME, VALID"):
@@ -265,6 +280,8 @@ def test_bad_arguments_are_named():
         convolution(x[0], kernel)
     with pytest.raises(ValueError, match=r"kernel has shape .* it must be \[h, w, 3, F\]"):
         convolution(x, kernel[:, :, :2])
+    with pytest.raises(ValueError, match=r"kernel has shape \(0, 3, 3, 2\); it must have rows"):
+        convolution(x, kernel[:0])
     with pytest.raises(ValueError, match="at least 3 x 3 pixels"):
         convolution(x[:, :2], kernel)
     with pytest.raises(ValueError, match="with a padding of 1 needs at least 5 x 5 pixels"):
@@ -276,3 +293,19 @@ def test_bad_arguments_are_named():
     with pytest.raises(TypeError, match="both must be one float"):
         convolution(x.astype(jnp.int32), kernel.astype(jnp.int32))
     assert math.prod(convolution(x, kernel, stride=(2, 1)).shape) == 2 * 1 * 2 * 2
+
+
+@pytest.mark.parametrize("lowering", few(2, ["gemm", "winograd", "im2col"]))
+def test_the_precision_around_a_model_holds_in_its_gradient(lowering):
+    """In the program for a TPU, where the default is bfloat16."""
+
+    def loss(x, kernel):
+        with jax.default_matmul_precision("float32"):
+            return convolution(x, kernel, lowering=lowering).sum()
+
+    x, kernel = jnp.ones((2, 8, 8, 3)), jnp.ones((3, 3, 3, 4))
+    traced = jax.jit(jax.vmap(jax.grad(loss, (0, 1)), (None, 0))).trace(x, kernel[None])
+    program = traced.lower(lowering_platforms=("tpu",)).as_text()
+    products = [line for line in program.splitlines() if "stablehlo.dot_general" in line]
+    assert products
+    assert all("precision = [HIGHEST, HIGHEST]" in line for line in products)

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from jax.extend.core import Primitive
 
 from fedjax_lab import (
     algorithms,
@@ -314,6 +315,41 @@ def test_programs_inside_programs(x64, function):
         jax.tree.leaves(jax.jit(got)(x, kernel)), jax.tree.leaves(expected), strict=True
     ):
         np.testing.assert_allclose(ours, theirs, rtol=1e-11, atol=1e-11)
+
+
+@pytest.mark.parametrize("precision", ["highest", "F32_F32_F32", "BF16_BF16_F32"])
+def test_the_precision_of_matrix_products_may_be_an_algorithm(precision):
+    """XLA convolves with the default precision then."""
+    x = np.random.default_rng(0).normal(size=(2, 5, 4, 2)).astype(np.float32)
+    kernel = np.random.default_rng(1).normal(size=(3, 3, 2, 2)).astype(np.float32)
+
+    def convolved(x, kernel):
+        with jax.default_matmul_precision(precision):
+            return convolve(x, kernel)
+
+    def gradients(function, x, kernel):
+        loss = lambda x, kernel: (function(x, kernel) ** 2).sum()  # noqa: E731
+        return jax.value_and_grad(loss, (0, 1))(x, kernel)
+
+    expected = gradients(convolve, x, kernel)
+    got = jax.jit(functools.partial(gradients, lowered(convolved)))(x, kernel)
+    for ours, theirs in zip(jax.tree.leaves(got), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-5 * float(abs(theirs).max()))
+
+
+def test_what_another_platform_computes_is_not_compiled():
+    there = Primitive("only_there")  # no compiler here knows it
+    there.def_abstract_eval(lambda x: x)
+
+    def function(x, kernel):
+        branches = {"cpu": lambda x: convolve(x, kernel), "tpu": lambda x: there.bind(x)}
+        return lax.platform_dependent(convolve(x, kernel), **branches)
+
+    x = np.random.default_rng(0).normal(size=(2, 5, 4, 2)).astype(np.float32)
+    kernel = np.random.default_rng(1).normal(size=(3, 3, 2, 2)).astype(np.float32)
+    expected = convolve(convolve(x, kernel), kernel)
+    found = jax.jit(lowered(function))(x, kernel)
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
 
 
 def test_what_has_no_other_form_is_called_as_it_is():
