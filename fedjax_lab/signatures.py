@@ -11,9 +11,7 @@ import textwrap
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar, get_type_hints
 
-import numpy as np
-
-from fedjax_lab.checks import nearest
+from fedjax_lab.checks import check_flag, nearest
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -145,9 +143,8 @@ def check_flags(parameters: Mapping[str, inspect.Parameter], given: Mapping[str,
       TypeError: one is none, such as the text "no", which Python takes for true.
     """
     for name, value in given.items():
-        is_flag = isinstance(parameters[name].default, bool)
-        if is_flag and not isinstance(value, (bool, np.bool_)):
-            raise TypeError(f"{name} is {value!r}; it must be True or False.")
+        if isinstance(parameters[name].default, bool):
+            check_flag(name, value)
 
 
 def suggest_keywords(function: Function) -> Function:

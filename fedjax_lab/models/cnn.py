@@ -10,7 +10,7 @@ PyTorch's, and there is no dropout.
 
 import flax.linen as nn
 
-from fedjax_lab.checks import check_choice
+from fedjax_lab.checks import check_choice, check_flag
 from fedjax_lab.models.base import Model, from_linen
 from fedjax_lab.models.layers import Classifier, ConvBlock, DenseBlock
 
@@ -47,11 +47,14 @@ def fafed_cnn(num_classes: int = 10, *, padding: str = "VALID", bounded: bool = 
 
     Raises:
       ValueError: ``padding`` is neither.
+      TypeError: ``bounded`` is not a truth value.
     """
     check_choice("padding", padding, ("VALID", "SAME"))
     convs = [ConvBlock(size, None, padding, 3, nn.tanh) for size in (5, 10)]
     blocks = (*convs, DenseBlock(100, activation=nn.tanh))
-    return from_linen(Classifier(num_classes, blocks, nn.tanh if bounded else None))
+    return from_linen(
+        Classifier(num_classes, blocks, nn.tanh if check_flag("bounded", bounded) else None)
+    )
 
 
 def fafed_cnn_mnist(
@@ -70,10 +73,12 @@ def fafed_cnn_mnist(
 
     Raises:
       ValueError: ``padding`` is neither.
+      TypeError: ``bounded`` is not a truth value.
     """
     check_choice("padding", padding, ("VALID", "SAME"))
     blocks = (ConvBlock(20, padding=padding), ConvBlock(50, padding=padding), DenseBlock(500))
-    return from_linen(Classifier(num_classes, blocks, nn.relu if bounded else None))
+    last = nn.relu if check_flag("bounded", bounded) else None
+    return from_linen(Classifier(num_classes, blocks, last))
 
 
 def fafed_cnn_cifar10(num_classes: int = 10, *, bounded: bool = True) -> Model:
@@ -86,7 +91,11 @@ def fafed_cnn_cifar10(num_classes: int = 10, *, bounded: bool = True) -> Model:
     Args:
       num_classes: the number of logits.
       bounded: False omits the last ReLU.
+
+    Raises:
+      TypeError: ``bounded`` is not a truth value.
     """
     convs = [ConvBlock(size, padding=1, kernel_size=3) for size in (16, 32, 64)]
     blocks = (*convs, DenseBlock(512), DenseBlock(64))
-    return from_linen(Classifier(num_classes, blocks, nn.relu if bounded else None))
+    last = nn.relu if check_flag("bounded", bounded) else None
+    return from_linen(Classifier(num_classes, blocks, last))

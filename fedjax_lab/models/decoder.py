@@ -24,8 +24,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_lab.checks import check_number
+from fedjax_lab.checks import check_flag, check_number
 from fedjax_lab.data.packing import Tokens
+from fedjax_lab.machine.target import traced_for
 from fedjax_lab.models.base import Model, from_linen
 from fedjax_lab.models.decoder_config import DecoderConfig
 from fedjax_lab.tree import wide_dtype
@@ -52,17 +53,17 @@ def decoder(
       adapter_dropout: dropout rate of the adapters' inputs in training.
 
     Raises:
-      TypeError: ``config`` is not a ``DecoderConfig``.
+      TypeError: ``config`` is not a ``DecoderConfig``, or ``remat`` not a truth value.
       ValueError: ``dtype`` or ``adapter_dropout`` is out of range; when called: tokens are not
         integers [B, T] or longer than ``config.max_length``, or segments have another shape.
     """
     if not isinstance(config, DecoderConfig):
         raise TypeError(f"config is a {type(config).__name__}; it must be a DecoderConfig.")
-    name = str(dtype) if isinstance(dtype, str) else jnp.dtype(dtype).name
+    name = dtype if isinstance(dtype, str) or dtype is None else jnp.dtype(dtype).name
     if name not in DTYPES:
         raise ValueError(f"dtype is {name}; it must be one of {', '.join(DTYPES)}.")
     check_number("adapter_dropout", adapter_dropout, minimum=0, maximum=1, exclusive_maximum=True)
-    return from_linen(Decoder(config, name, bool(remat), adapter_dropout))
+    return from_linen(Decoder(config, name, check_flag("remat", remat), adapter_dropout))
 
 
 class Decoder(nn.Module):
@@ -139,14 +140,28 @@ class Layer(nn.Module):
         query = _rotate(heads("query", config.num_heads), turn)
         key = _rotate(heads("key", config.num_kv_heads), turn)
         value = heads("value", config.num_kv_heads)
-        x = jax.nn.dot_product_attention(query, key, value, mask=mask, is_causal=mask is None)
-        x = x.reshape(*x.shape[:2], -1)
+        x = _attention(query, key, value, mask)
+        x = x.reshape(*x.shape[:2], config.num_heads * config.head_width)
         h = h + project("out", config.width, config.out_bias)(x)
 
         x = norm("mlp_norm")(h)
         gate = project("gate", config.mlp_width, config.mlp_bias)(x)
         up = project("up", config.mlp_width, config.mlp_bias)(x)
         return h + project("down", config.width, config.mlp_bias)(nn.silu(gate) * up), None
+
+
+def _attention(
+    query: jax.Array, key: jax.Array, value: jax.Array, mask: jax.Array | None
+) -> jax.Array:
+    """Attend to earlier tokens, of each group of heads: [B, T, N, D], [B, T, K, D] -> [B, T, N, D].
+
+    A CPU has no product of float16 with sums of float32, which JAX asks for.
+    """
+    dtype = query.dtype
+    if dtype == jnp.float16 and traced_for().platform == "cpu":
+        query, key, value = (x.astype(jnp.float32) for x in (query, key, value))
+    x = jax.nn.dot_product_attention(query, key, value, mask=mask, is_causal=mask is None)
+    return x.astype(dtype)
 
 
 class RMSNorm(nn.Module):

@@ -13,9 +13,10 @@ from typing import Any
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax.linen.dtypes import promote_dtype
 
-from fedjax_lab.checks import check_channels_last
+from fedjax_lab.checks import check_channels_last, check_int
 from fedjax_lab.models.batch_norm import BatchNorm
 from fedjax_lab.models.convolution import convolution
 from fedjax_lab.models.pooling import max_pool
@@ -34,7 +35,7 @@ def flatten(x: jax.Array) -> jax.Array:
     Args:
       x: [B, ...].
     """
-    return x.reshape(x.shape[0], -1)
+    return x.reshape(x.shape[0], math.prod(x.shape[1:]))  # -1 is unknown of no example
 
 
 class Conv(nn.Module):
@@ -46,7 +47,9 @@ class Conv(nn.Module):
     put zeros at the end only.) ``kernel_init`` replaces the uniform distribution of kernels.
 
     Raises:
-      ValueError: ``x`` is not a batch of images, or is smaller than the kernel without padding.
+      TypeError: a size is not an integer; a kernel has as many rows as columns.
+      ValueError: a size is below 1, or ``x`` is not a batch of images, or is smaller than the
+        kernel without padding.
     """
 
     num_features: int
@@ -61,8 +64,9 @@ class Conv(nn.Module):
     def __call__(self, x: jax.Array) -> jax.Array:
         """Convolve ``x``."""
         x = _floats(self, x)
-        size = self.kernel_size
-        shape = (size, size, x.shape[-1], self.num_features)
+        size = check_int("kernel_size", self.kernel_size, minimum=1)
+        num_features = check_int("num_features", self.num_features, minimum=1)
+        shape = (size, size, x.shape[-1], num_features)
         kernel, bias = _parameters(self, shape, self.use_bias, self.kernel_init)
         x, kernel, bias = promote_dtype(x, kernel, bias)
         features = convolution(x, kernel, self.padding, stride=self.stride, lowering=self.lowering)
@@ -124,7 +128,7 @@ class Norm(nn.Module):
 class GroupNorm(nn.GroupNorm):
     """``flax.linen.GroupNorm`` with PyTorch's epsilon of 1e-5 and an exact variance.
 
-    Statistics are computed in float32; the result has the dtype of ``x``.
+    Statistics are computed in float32; the result has the dtype of ``x``, of integers float32.
     """
 
     epsilon: float = 1e-5
@@ -133,7 +137,9 @@ class GroupNorm(nn.GroupNorm):
     @nn.compact
     def __call__(self, x: jax.Array, *, mask: jax.Array | None = None) -> jax.Array:
         """Normalise ``x`` [B, ..., C]; C is a multiple of ``num_groups``."""
-        return super().__call__(x, mask=mask).astype(x.dtype)
+        normalised = super().__call__(x, mask=mask)
+        is_float = jnp.issubdtype(x.dtype, jnp.floating)
+        return normalised.astype(x.dtype) if is_float else normalised
 
 
 class ConvBlock(nn.Module):
@@ -192,15 +198,21 @@ class Classifier(nn.Module):
       activation: activation of the logits; None: none.
 
     Raises:
-      TypeError: ``x`` holds integers and the first layer is one of this package (except at
-        initialisation, where values do not matter).
-      ValueError: ``x`` has no axis besides B; or it is images with channels first, and the first
-        block is not dense.
+      TypeError: ``num_classes`` is not an integer (at construction); or ``x`` holds integers and
+        the first layer is one of this package (except at initialisation, where values do not
+        matter).
+      ValueError: ``num_classes`` is below 1 (at construction); ``x`` has no axis besides B; or it
+        is images with channels first, and the first block is not dense.
     """
 
     num_classes: int
     blocks: Sequence[nn.Module] = ()
     activation: Activation | None = None
+
+    def __post_init__(self) -> None:
+        """Check the number of classes."""
+        check_int("num_classes", self.num_classes, minimum=1)
+        super().__post_init__()
 
     def setup(self) -> None:
         """Create the last layer, which is not one of the blocks."""
@@ -237,6 +249,22 @@ class Classifier(nn.Module):
     def __call__(self, x: jax.Array) -> jax.Array:
         """Compute logits [B, C]."""
         return self.head(self.features(x))
+
+
+def check_widths(argument: str, widths: Sequence[int]) -> list[int]:
+    """Check that ``widths`` are those of layers, and return them.
+
+    Args:
+      argument: the argument's name, for the error.
+      widths: positive integers.
+
+    Raises:
+      TypeError: it is not a sequence, or a width is not an integer.
+      ValueError: a width is below 1.
+    """
+    if not isinstance(widths, (Sequence, np.ndarray)) or isinstance(widths, str):
+        raise TypeError(f"{argument} is {widths!r}; it must be a sequence of integers.")
+    return [check_int(argument, width, minimum=1) for width in widths]
 
 
 def check_norm(norm: str | None) -> str | None:

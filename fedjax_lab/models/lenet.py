@@ -7,9 +7,9 @@ those of the authors' code. The log-softmax at the end of the first network is o
 cross-entropy applies it again, which makes no difference.
 """
 
-from fedjax_lab.checks import check_choice, check_int, check_number
+from fedjax_lab.checks import check_choice, check_number
 from fedjax_lab.models.base import Model, from_linen
-from fedjax_lab.models.layers import Classifier, ConvBlock, DenseBlock, check_norm
+from fedjax_lab.models.layers import Classifier, ConvBlock, DenseBlock, check_norm, check_widths
 
 
 def lenet5(
@@ -35,14 +35,13 @@ def lenet5(
       TypeError, ValueError: ``widths`` are not four positive integers, or ``norm`` or ``padding``
         is not one of these.
     """
-    if not isinstance(widths, tuple) or len(widths) != 4:
+    sizes = check_widths("widths", widths)
+    if len(sizes) != 4:
         raise ValueError(f"widths is {widths!r}; it must be four integers.")
-    for width in widths:
-        check_int("widths", width, minimum=1)
     check_norm(norm)
     check_choice("padding", padding, ("VALID", "SAME"))
-    convs = [ConvBlock(width, norm, padding) for width in widths[:2]]
-    dense = [DenseBlock(width, norm) for width in widths[2:]]
+    convs = [ConvBlock(width, norm, padding) for width in sizes[:2]]
+    dense = [DenseBlock(width, norm) for width in sizes[2:]]
     return from_linen(Classifier(num_classes, (*convs, *dense)))
 
 

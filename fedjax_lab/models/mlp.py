@@ -9,9 +9,10 @@ statistics and two counters), which is ``norm="batch"`` here; the default has no
 
 from collections.abc import Sequence
 
-from fedjax_lab.checks import check_int
+import numpy as np
+
 from fedjax_lab.models.base import Model, from_linen
-from fedjax_lab.models.layers import Classifier, DenseBlock, check_norm
+from fedjax_lab.models.layers import Classifier, DenseBlock, check_norm, check_widths
 
 
 def mlp(
@@ -33,6 +34,5 @@ def mlp(
       TypeError: a width is not an integer.
     """
     check_norm(norm)
-    hidden = (hidden,) if isinstance(hidden, int) else hidden
-    widths = [check_int("hidden", width, minimum=1) for width in hidden]
+    widths = check_widths("hidden", (hidden,) if isinstance(hidden, (int, np.integer)) else hidden)
     return from_linen(Classifier(num_classes, tuple(DenseBlock(width, norm) for width in widths)))

@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from fedjax_lab.checks import check_int
 from fedjax_lab.machine.layout import written_out
 from fedjax_lab.machine.target import TracedFor, traced_for
 from fedjax_lab.tree import wide_dtype
@@ -59,11 +60,17 @@ def max_pool(x: jax.Array, size: int = 2, padding: int = 0) -> jax.Array:
     Args:
       x: [B, H, W, C].
       size: height and width of a window.
-      padding: pixels of -inf on every side.
+      padding: pixels of -inf on every side, fewer than ``size``: no window is without a pixel.
 
     Raises:
-      ValueError: the image is too small.
+      TypeError: ``size`` or ``padding`` is not an integer.
+      ValueError: one of them is out of range, ``x`` is not a batch of images, or the image is too
+        small.
     """
+    check_int("size", size, minimum=1)
+    check_int("padding", padding, minimum=0, maximum=size - 1)
+    if x.ndim != 4:
+        raise ValueError(f"x has shape {x.shape}; a max-pool takes images [B, H, W, C].")
     if min(x.shape[1:3]) + 2 * padding < size:
         raise ValueError(
             f"x has shape {x.shape} where a max-pool takes {size} x {size} pixels; give larger "

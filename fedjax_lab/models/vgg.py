@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from fedjax_lab.checks import check_int, check_number
 from fedjax_lab.models.base import Model, from_linen
-from fedjax_lab.models.layers import Classifier, ConvBlock, DenseBlock, check_norm
+from fedjax_lab.models.layers import Classifier, ConvBlock, DenseBlock, check_norm, check_widths
 
 # Width in units of the first layer's width, and whether a max-pool follows.
 _LAYERS = (
@@ -44,17 +44,16 @@ def vgg11(
 
     Raises:
       ValueError: an argument is out of range.
-      TypeError: a width is not an integer.
+      TypeError: a width is not an integer, or ``hidden`` is not a sequence.
     """
     check_norm(norm)
     check_number("dropout", dropout, minimum=0.0, maximum=1.0)
     width = check_int("width", width, minimum=1)
     if hidden is None:
-        hidden = (100,) if num_classes <= 10 else (256,)
+        hidden = (100,) if check_int("num_classes", num_classes, minimum=1) <= 10 else (256,)
     convs = [
         ConvBlock(factor * width, norm, padding=1, kernel_size=3, pool=pool)
         for factor, pool in _LAYERS
     ]
-    sizes = [check_int("hidden", size, minimum=1) for size in hidden]
-    dense = [DenseBlock(size, dropout=dropout) for size in sizes]
+    dense = [DenseBlock(size, dropout=dropout) for size in check_widths("hidden", hidden)]
     return from_linen(Classifier(num_classes, (*convs, *dense)))

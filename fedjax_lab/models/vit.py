@@ -48,8 +48,9 @@ class PatchEmbedding(nn.Module):
                 f"patch_size={size}."
             )
         batch, height, width, channels = x.shape
-        x = x.reshape(batch, height // size, size, width // size, size, channels)
-        x = x.transpose(0, 1, 3, 2, 4, 5).reshape(batch, -1, size * size * channels)
+        rows, columns = height // size, width // size
+        x = x.reshape(batch, rows, size, columns, size, channels)
+        x = x.transpose(0, 1, 3, 2, 4, 5).reshape(batch, rows * columns, size * size * channels)
         x = nn.Dense(self.num_features, kernel_init=_NORMAL, name="patches")(x)
         first = self.param("class_token", _NORMAL, (1, 1, self.num_features), jnp.float32)
         x = jnp.concatenate([jnp.broadcast_to(first, (batch, 1, self.num_features)), x], axis=1)

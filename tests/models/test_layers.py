@@ -1,4 +1,4 @@
-"""GroupNorm against flax's: parameters, values and gradients, whatever the number of axes."""
+"""GroupNorm against flax's and NumPy's, whatever the number of axes; sizes of a convolution."""
 
 import flax.linen as nn
 import jax
@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_lab.models.layers import GroupNorm
+from fedjax_lab.models.layers import Conv, GroupNorm
 from tests.tiers import few
 
 
@@ -51,3 +51,26 @@ def test_half_precision_comes_back_as_it_went_in():
     x = jnp.ones((2, 4), jnp.bfloat16)
     out, _ = jax.eval_shape(GroupNorm(2).init_with_output, jax.random.key(0), x)
     assert out.dtype == jnp.bfloat16
+
+
+def test_integers_become_floats():
+    x = np.random.default_rng(0).integers(0, 255, (2, 4, 4, 4)).astype(np.uint8)
+    grouped = x.astype(np.float64).reshape(2, 4, 4, 2, 2)
+    axes = (1, 2, 4)
+    deviation = np.sqrt(grouped.var(axes, keepdims=True) + 1e-5)
+    expected = ((grouped - grouped.mean(axes, keepdims=True)) / deviation).reshape(x.shape)
+    out, _ = GroupNorm(2).init_with_output(jax.random.key(0), x)
+    assert out.dtype == jnp.float32
+    np.testing.assert_allclose(out, expected, atol=1e-5)
+
+
+def test_sizes_of_a_convolution_are_named():
+    x = jnp.ones((1, 6, 6, 2))
+    for module, error, message in (
+        (Conv(4, (3, 5)), TypeError, r"kernel_size is \(3, 5\); it must be an integer"),
+        (Conv(4, 0), ValueError, "kernel_size is 0; it must be at least 1"),
+        (Conv(2.5, 3), TypeError, r"num_features is 2\.5; it must be an integer"),
+        (Conv(0, 3), ValueError, "num_features is 0; it must be at least 1"),
+    ):
+        with pytest.raises(error, match=message):
+            module.init(jax.random.key(0), x)

@@ -440,6 +440,61 @@ def test_build_names_what_is_wrong():
         models.build("lenet5_gradma", 10, dropout=1.5)
 
 
+@pytest.mark.parametrize("num_classes", [0, "10", 10.0, True])
+@pytest.mark.parametrize("name", ["linear", "cnn", "vgg11", "vit", "lstm"])
+def test_a_wrong_number_of_classes_is_named(name, num_classes):
+    with pytest.raises((TypeError, ValueError), match=f"num_classes is {num_classes!r}; it must"):
+        models.MODELS[name](num_classes)
+
+
+def test_widths_and_truth_values_are_checked():
+    with pytest.raises(TypeError, match="hidden is 64; it must be a sequence of integers"):
+        models.vgg11(10, hidden=64)
+    with pytest.raises(TypeError, match="hidden is '64'; it must be a sequence of integers"):
+        models.mlp(10, hidden="64")
+    with pytest.raises(ValueError, match=r"widths is \(6, 16, 120\); it must be four integers"):
+        models.lenet5(10, widths=(6, 16, 120))
+    x = jnp.zeros((1, 28, 28, 1))
+    for one, other in (
+        (models.mlp(10, hidden=np.int64(3)), models.mlp(10, hidden=(3,))),
+        (models.lenet5(10, widths=[3, 4, 5, 6]), models.lenet5(10, widths=(3, 4, 5, 6))),
+    ):
+        assert jax.eval_shape(one.init, jax.random.key(0), x) == jax.eval_shape(
+            other.init, jax.random.key(0), x
+        )
+    for factory in (models.fafed_cnn, models.fafed_cnn_mnist, models.fafed_cnn_cifar10):
+        with pytest.raises(TypeError, match="bounded is 'no'; it must be True or False"):
+            factory(10, bounded="no")
+    with pytest.raises(TypeError, match="tie is 'no'; it must be True or False"):
+        models.lstm(10, tie="no")
+
+
+@pytest.mark.parametrize("name", sorted({*models.MODELS} - {"vit_base"}))
+def test_no_example_has_no_logits(name):
+    """As an evaluation of an empty part of the data asks for."""
+    model, is_text = models.build(name, 10), name in models.LANGUAGE_MODELS
+    x = jnp.zeros((1, 5), jnp.int32) if is_text else jnp.zeros((1, 32, 32, 3))
+    params = jax.eval_shape(model.init, jax.random.key(0), x)
+    logits = jax.eval_shape(model.apply, params, x[:0])
+    assert logits.shape == ((0, 5, 10) if is_text else (0, 10))
+
+
+def test_arguments_of_a_pool_are_named():
+    x = jnp.ones((1, 6, 6, 2))
+    for given, error, message in (
+        ({"size": 0}, ValueError, "size is 0; it must be at least 1"),
+        ({"size": (2, 2)}, TypeError, r"size is \(2, 2\); it must be an integer"),
+        ({"padding": "SAME"}, TypeError, "padding is 'SAME'; it must be an integer"),
+        ({"padding": -1}, ValueError, "padding is -1; it must be between 0 and 1"),
+        ({"size": 3, "padding": 3}, ValueError, "padding is 3; it must be between 0 and 2"),
+    ):
+        with pytest.raises(error, match=message):
+            models.max_pool(x, **given)
+    with pytest.raises(ValueError, match=r"x has shape \(6, 6, 2\); a max-pool takes images"):
+        models.max_pool(x[0])
+    assert np.isfinite(models.max_pool(x, 3, padding=2)).all()
+
+
 def test_inputs_of_the_wrong_kind_are_refused():
     key = jax.random.key(0)
     model, params, x = setup("mlp", {"hidden": (4,)}, (8,))
