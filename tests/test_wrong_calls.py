@@ -116,6 +116,16 @@ def scored(counts, test=EXAMPLES):
     return build_evaluation(counts, test)(params())
 
 
+def called(score, perplexity=False):
+    """A function that counts, with a name of its score."""
+
+    def counts(params, examples):
+        return examples.y, examples.y
+
+    counts.score, counts.perplexity = score, perplexity
+    return counts
+
+
 def own_models(counts=two_arguments, model_of=None, tests=None, state=None):
     """Scores of the clients' own models, which are the global one."""
     model_of = client_models(fedavg()) if model_of is None else model_of
@@ -324,6 +334,10 @@ RESULTS = [
     (lambda: scored(lambda p, e: (e.y.mean(), e.y.mean())), ["count_fn returned", "(12,)"]),
     (lambda: scored(lambda p, e: (e.x, e.y)), ["shape (12, 3)", "(12,)"]),
     (lambda: scored(two_arguments, data.Examples(X[:0], Y[:0])), ["test has no examples"]),
+    (lambda: scored(called("test_loss")), ["count_fn.score is 'test_loss'", "other than"]),
+    (lambda: scored(called("")), ["count_fn.score is ''", "name"]),
+    (lambda: scored(called(called)), ["count_fn.score is <function called", "name"]),
+    (lambda: scored(called("perplexity", True)), ["count_fn.score is 'perplexity'"]),
     (lambda: tuned(score=lambda p, e: e.y.mean()), ["score returned", "shape ()"]),
     (lambda: run(evaluate=lambda p: {0: 1.0}), ["evaluate returned the name 0", "strings"]),
     (lambda: run(evaluate=lambda p: {"diverged": 1.0}), ["evaluate returned 'diverged'"]),
@@ -342,6 +356,8 @@ EVALUATIONS = [
     (lambda: build_client_evaluation(None, clients()), ["count_fn is None", "accuracy_counts"]),
     (lambda: build_client_evaluation(loss, (X, Y)), ["clients is tuple", "FederatedArrays"]),
     (lambda: own_models(counts=3), ["count_fn is 3", "accuracy_counts"]),
+    (lambda: own_models(counts=called("test_loss")), ["count_fn.score is 'test_loss'"]),
+    (lambda: build_client_evaluation(called(3), clients()), ["count_fn.score is 3", "name"]),
     (lambda: own_models(model_of=fedavg()), ["model_of is fedavg", "client_models(algorithm)"]),
     (lambda: own_models(model_of=params()), ["model_of is {", "client_models(algorithm)"]),
     (lambda: own_models(tests={"a": (X, Y)}), ["clients is dict", "FederatedArrays"]),

@@ -50,10 +50,11 @@ def build_evaluation(
       count_fn: (params, examples [B, ...]) -> (correct [B], losses [B]), such as
         ``fedjax_lab.models.accuracy_counts`` returns. Its attribute ``score``, if any, replaces the
         name "accuracy": ``fedjax_lab.models.squared_error_counts`` gives {"mean_squared_error",
-        "test_loss"}. If its attribute ``perplexity`` is true, as it is for
-        ``fedjax_lab.models.token_counts``, "perplexity" is exp("test_loss"). The last batch is
-        padded with other examples. A function that compares examples takes an argument ``mask``,
-        bool [B], True for examples that are not padding.
+        "test_loss"}. By another name than "accuracy" it counts as an error, of which less is
+        better. A report ranks by "accuracy", "perplexity" or "mean_squared_error". If its attribute
+        ``perplexity`` is true, as it is for ``fedjax_lab.models.token_counts``, "perplexity" is
+        exp("test_loss"). The last batch is padded with other examples. A function that compares
+        examples takes an argument ``mask``, bool [B], True for examples that are not padding.
       test: pytree [n, ...], copied to the device once in its storage dtype; or ``FederatedArrays``,
         of which all clients' examples are used together.
       batch_size: examples per step of the evaluation's scan.
@@ -63,8 +64,8 @@ def build_evaluation(
 
     Raises:
       ValueError: ``batch_size`` is below 1, ``lowering`` is unknown, ``test`` has values that are
-        not finite or has no examples, or (at the first call) a label without a logit, or
-        ``count_fn`` returns arrays of another shape.
+        not finite or has no examples, ``count_fn.score`` is no name or "test_loss", or (at the
+        first call) a label without a logit, or ``count_fn`` returns arrays of another shape.
       TypeError: ``test`` is a stream, or ``count_fn`` is no function or (at the first call) returns
         something else.
     """
@@ -105,11 +106,19 @@ def check_count_fn(count_fn: Any) -> None:
 
     Raises:
       TypeError: it is no function.
+      ValueError: its score has no name, or that of the loss.
     """
     if not callable(count_fn):
         raise TypeError(
             f"count_fn is {count_fn!r}; it must be a function, such as "
             "models.accuracy_counts(model.apply)."
+        )
+    score = getattr(count_fn, "score", "accuracy")
+    taken = ("test_loss", *["perplexity"] * bool(getattr(count_fn, "perplexity", False)))
+    if not isinstance(score, str) or not score or score in taken:
+        raise ValueError(
+            f"count_fn.score is {score!r}; it must be a name other than {' and '.join(taken)}, "
+            "which the evaluation itself returns."
         )
 
 
@@ -227,8 +236,8 @@ def build_client_evaluation(
 
     Raises:
       ValueError: ``batch_size`` is below 1, ``lowering`` is unknown, a client has values that are
-        not finite, or (at the first call) a label without a logit, or ``count_fn`` returns arrays
-        of another shape.
+        not finite, ``count_fn.score`` is no name or "test_loss", or (at the first call) a label
+        without a logit, or ``count_fn`` returns arrays of another shape.
       TypeError: ``clients`` is no federation, or a stream; or ``count_fn`` is no function or (at
         the first call) returns something else.
     """

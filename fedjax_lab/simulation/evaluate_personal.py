@@ -210,9 +210,9 @@ def build_personal_evaluation(
 
     Raises:
       ValueError: ``batch_size`` is below 1; ``lowering`` is unknown; a client has values that are
-        not finite; ``clients`` has a name that the training data lack; or, when a state is
-        evaluated, it has another number of clients and these have no names, a label has no logit,
-        or ``count_fn`` returns arrays of another shape.
+        not finite; ``count_fn.score`` is no name or "test_loss"; ``clients`` has a name that the
+        training data lack; or, when a state is evaluated, it has another number of clients and
+        these have no names, a label has no logit, or ``count_fn`` returns arrays of another shape.
       TypeError: ``clients`` is no federation, or a stream; ``count_fn`` or ``model_of`` is no
         function; or, when it is evaluated, the state of ``client_models`` is no ``FedState``, or
         ``count_fn`` returns something else.

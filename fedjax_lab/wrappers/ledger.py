@@ -350,7 +350,9 @@ def epsilon(
       sampling: "without_replacement", "poisson" or "cyclic", as in ``simulate``.
       exchanges: number of noised sums of a round, such as 2 in Mime.
       first_exchanges: number of noised sums of the first round; None: ``exchanges``.
-      accountant: "rdp", or "pld", which does not support "without_replacement".
+      accountant: "rdp" (Rényi divergences), or "pld" (the distribution of the privacy loss), which
+        is tighter and does not support "without_replacement". The rows of runs with "poisson" or
+        "cyclic" use "pld"; a multiplier that was found with "rdp" is larger than they need.
       noise_bands: as in ``with_dp``; above 1 only with "cyclic".
 
     Returns:
