@@ -122,9 +122,10 @@ class ClientBatch(NamedTuple):
       num_steps: int32 scalar K_i, the number of local steps.
       key: PRNG key of this client in this round and phase.
       round: int32 scalar.
-      full_examples: pytree [M, ...], or None.
+      full_examples: pytree [M, ...]; indices [M] with ``source``; None: not asked for.
       full_mask: bool [M], or None.
-      source: resident examples shared by all clients, or None.
+      source: resident examples shared by all clients, or None; ``clients.resident.gather`` reads
+        them.
       longest: int32 scalar, the number of steps after which all clients of a batched group have
         finished; later steps are not computed. None: clients are not batched.
       frozen: pytree of arrays that the loss reads in addition to the params (see ``with_frozen``);

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import yaml
 
-from fedjax_lab import models
+from fedjax_lab import data, load_run, models
 from fedjax_lab.command import cli
 from fedjax_lab.command.sweeping import sweep_points
 
@@ -115,6 +115,21 @@ def test_an_algorithm():
         assert not np.array_equal(average, last)
     with pytest.raises(ValueError, match="decay is 2"):
         namespace["averaged"](namespace["loss_fn"], client_lr=0.1, decay=2)
+    clients = namespace["clients"]
+    drawn = data.draw_batch(
+        clients,
+        jax.random.key(0),
+        0,
+        cohort_size=5,
+        local_steps=1,
+        batch_size=4,
+        full_examples=True,
+    )
+    everything, mask = drawn.full_examples, drawn.full_mask
+    for slot, client in enumerate(np.asarray(drawn.client_ids)):
+        one = drawn._replace(full_examples=everything[slot], full_mask=mask[slot])
+        counts = namespace["class_counts"](one)
+        np.testing.assert_array_equal(counts, clients.label_histogram()[client])
 
 
 @pytest.mark.example
@@ -383,6 +398,15 @@ def test_how_do_i():
     error = page["fitted"].history[-1]["mean_squared_error"]
     assert error == pytest.approx(np.square(foretold - targets).mean(), rel=1e-4)
     assert page["unseen"].num_clients == 4
+    logits = page["model"].apply(page["by_f1"].params, page["prepare"](page["test"], None).x)
+    real, chosen = page["test"].y, np.asarray(logits).argmax(-1)
+    f1 = [
+        2 * np.sum((real == c) & (chosen == c)) / max(1, np.sum(real == c) + np.sum(chosen == c))
+        for c in range(10)
+    ]
+    assert page["by_f1"].history[-1]["f1"] == pytest.approx(np.mean(f1), rel=1e-5)
+    (line,) = page["figure"].axes[0].get_lines()
+    assert list(line.get_xdata()) == [2, 4]  # the last round of each run
     assert page["row"]["gradient_norm"] > 0
     assert jax.tree.structure(page["first"]) == jax.tree.structure(page["params"])
     # 650 parameters of 4 bytes: c and x on the server, c_i of each client.
@@ -395,6 +419,10 @@ def test_robustness():
     assert list(page["losses"]) == ["mean", "trimmed mean"]
     assert all(np.isfinite(loss) for loss in page["losses"].values())
     assert page["attacked"].name == "fedavg+trimmed_mean+sign_flip"
+    for leaf, flipped in zip(
+        *map(jax.tree.leaves, (page["own"].params, page["result"].params)), strict=True
+    ):
+        np.testing.assert_array_equal(leaf, flipped)  # the last run has the flips of the library
 
 
 @pytest.mark.example
@@ -425,6 +453,10 @@ def test_results_out(tmp_path):
     assert page["run"].round == 2
     assert (tmp_path / "runs" / "first" / "checkpoints" / "2").is_dir()
     assert (tmp_path / "loss.pdf").read_bytes().startswith(b"%PDF")
+    heads = [np.load(f"client_{i}.npz")["classifier/bias"] for i in range(20)]
+    mean = load_run("runs/fedrep").params["classifier"]["bias"]
+    np.testing.assert_allclose(np.mean(heads, axis=0), mean, rtol=1e-5, atol=1e-7)
+    assert np.ptp(heads, axis=0).max() > 1e-3
 
 
 @pytest.mark.example
