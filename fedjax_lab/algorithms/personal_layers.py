@@ -116,7 +116,8 @@ def fedbn(
 
     Args:
       personal: leaves that stay, as in ``fedper``: parameters and running statistics of layers
-        that are called norm, batch_norm, LayerNorm_0 and the like.
+        whose names are or end in norm, bn, gn or ln, also with a number: batch_norm, LayerNorm_0,
+        attention_norm, gn1. Name layers otherwise called by a pattern.
 
     Raises:
       TypeError: ``personal`` is of another type.

@@ -19,7 +19,13 @@ from fedjax_lab.types import Params, PyTree
 Leaves = str | Callable[[str], bool]
 
 _HEAD = r"(^|/)(classifier|decoder|decoder_bias|head|lm_head)(/|$)"
-_NORM = r"(^|/)(norm|(batch|group|layer|rms)_?norm|bn)(_?\d+)?(/|$)"
+# All of a layer called norm; of one with a longer name, such as attention_norm, the leaves that a
+# normalisation layer has, since a conv_norm may hold other layers, too.
+_NORM = (
+    r"(^|/)(norm|(batch|group|layer|rms)_?norm|bn)(_?\d+)?(/|$)"
+    r"|(^|/)(\w*norm|(\w+_)?[bgl]n)(_?\d+|_f)?/"
+    r"(scale|bias|weight|gamma|beta|running_mean|running_var)$"
+)
 # What the words stand for; "all" and "nothing" are the only ones that may mean all leaves or none.
 WORDS: dict[str, Callable[[str], bool]] = {
     "head": lambda path: re.search(_HEAD, path) is not None,

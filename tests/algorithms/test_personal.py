@@ -1,10 +1,13 @@
 """The model that each client has of its own: against the twins, at the edges, under wrappers."""
 
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from flax import linen as nn
 
 from fedjax_lab import algorithms as a
 from fedjax_lab import (
@@ -17,13 +20,15 @@ from fedjax_lab import (
     with_robust_aggregation,
     with_secure_aggregation,
 )
-from fedjax_lab.clients.leaves import WORDS, split
+from fedjax_lab.clients.leaves import WORDS, paths_of, split
+from fedjax_lab.models.batch_norm import BatchNorm
 from fedjax_lab.types import ClientBatch, Cohort, CohortBatch
 from fedjax_lab.wrappers import client_params
 from tests.algorithms.cases import N
 from tests.algorithms.cases.personal import CASES
 from tests.algorithms.compiled import begin, on_its_problem
 from tests.algorithms.problem import flat, initial_params, loss_fn, run_rounds, to_batch
+from tests.models.test_decoder import LLAMA
 from tests.reference import problem as reference
 
 MORE = pytest.mark.methods
@@ -304,6 +309,45 @@ def test_the_words_for_leaves_mean_those_of_the_models():
         "block_0": {"conv_norm_0": {"conv": None, "norm": {"batch": 2}}, "LayerNorm_1": 4},
         **{"norm_1": 8, "normal": None, "bn2": 32, "lm_head": None},
     }
+
+
+class Norms(nn.Module):
+    """Layers of flax, by their own names and by such as other libraries give them."""
+
+    @nn.compact
+    def __call__(self, x):
+        x = nn.Dense(8, name="normal")(nn.InstanceNorm()(nn.LayerNorm()(x)))
+        for name in ("gn1", "ln_f", "input_layernorm", "encoder_bn", "final_norm_2"):
+            x = nn.Dense(8)(nn.GroupNorm(2, name=name)(x))
+        return BatchNorm(name="bn")(x)
+
+
+TOKENS = jnp.zeros((1, 4), jnp.int32)
+NORMALISED = {
+    "flax": (models.from_linen(Norms()), jnp.zeros((1, 3, 8))),
+    "decoder": (models.decoder(LLAMA), TOKENS),
+    "resnet20": (models.build("resnet20", 10), jnp.zeros((1, 8, 8, 3))),
+    "vit": (models.build("vit", 10), jnp.zeros((1, 28, 28, 1))),
+    "transformer": (models.build("transformer", 10), TOKENS),
+}
+
+
+@pytest.mark.parametrize("name", NORMALISED)
+def test_norm_means_each_normalisation_layer(name):
+    """By the classes of the modules, not by their names."""
+    model, x = NORMALISED[name]
+    layers = set()
+
+    def remember(call, args, kwargs, context):
+        if re.fullmatch("(Batch|Group|Instance|Layer|RMS)Norm", type(context.module).__name__):
+            layers.add("/".join(context.module.path) + "/")
+        return call(*args, **kwargs)
+
+    with nn.intercept_methods(remember):
+        params = jax.eval_shape(model.init, jax.random.key(0), x)
+    expected = {path for path in paths_of(params) if any(map(path.startswith, layers))}
+    assert expected
+    assert set(paths_of(split(params, "norm")[1])) == expected
 
 
 EXP = a.fedexp(loss_fn, epsilon=0.25, **LR)
