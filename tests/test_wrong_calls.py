@@ -271,6 +271,16 @@ WRAPPERS = [
     (lambda: with_personal(fedavg(), lambda a, b: True), ["is_personal", "path"]),
     (lambda: with_personal(fedavg(), "head"), ["is_personal is 'head'", "path"]),
     (lambda: with_frozen(fedavg(), loss, params()), ["build", "Algorithm", "loss_fn"]),
+    (
+        lambda: with_frozen(functools.partial(A.fedavg, **LOSS), loss, params()),
+        ["loss_fn takes (params, examples, key);", "frozen)"],
+    ),
+    (
+        lambda: with_frozen(
+            functools.partial(A.fedavg, **LOSS), lambda p, e, key, mask=None: e.y, params()
+        ),
+        ["loss_fn takes (p, e, key, mask=None)", "(params, examples, key, frozen)"],
+    ),
     (lambda: with_client_metrics(fedavg(), drift=3), ["drift is 3", "params, gradient"]),
     (lambda: privacy.epsilon(1.0, 1e-5, 10, cohort=2, num_clients=9), ["'cohort'", "cohort_size"]),
     (lambda: compressors.top_k(2.0), ["comp is 2", "less than 1"]),
@@ -334,6 +344,15 @@ RESULTS = [
     (lambda: scored(lambda p, e: (e.y.mean(), e.y.mean())), ["count_fn returned", "(12,)"]),
     (lambda: scored(lambda p, e: (e.x, e.y)), ["shape (12, 3)", "(12,)"]),
     (lambda: scored(two_arguments, data.Examples(X[:0], Y[:0])), ["test has no examples"]),
+    (
+        lambda: build_evaluation(two_arguments, EXAMPLES, frozen=params()),
+        ["count_fn takes (", "with frozen weights", "(params, examples, frozen)"],
+    ),
+    (
+        lambda: scored(lambda p, e, weights: (e.y, e.y)),
+        ["count_fn takes (p, e, weights)", "without frozen weights", "(params, examples)"],
+    ),
+    (lambda: own_models(counts=lambda p: p), ["count_fn takes (p)", "(params, examples)"]),
     (lambda: scored(called("test_loss")), ["count_fn.score is 'test_loss'", "other than"]),
     (lambda: scored(called("")), ["count_fn.score is ''", "name"]),
     (lambda: scored(called(called)), ["count_fn.score is <function called", "name"]),
@@ -354,7 +373,10 @@ RESULTS = [
 ]
 EVALUATIONS = [
     (lambda: build_client_evaluation(None, clients()), ["count_fn is None", "accuracy_counts"]),
-    (lambda: build_client_evaluation(loss, (X, Y)), ["clients is tuple", "FederatedArrays"]),
+    (
+        lambda: build_client_evaluation(two_arguments, (X, Y)),
+        ["clients is tuple", "FederatedArrays"],
+    ),
     (lambda: own_models(counts=3), ["count_fn is 3", "accuracy_counts"]),
     (lambda: own_models(counts=called("test_loss")), ["count_fn.score is 'test_loss'"]),
     (lambda: build_client_evaluation(called(3), clients()), ["count_fn.score is 3", "name"]),

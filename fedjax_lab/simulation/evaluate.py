@@ -23,7 +23,7 @@ from fedjax_lab.machine.target import LOWERINGS, tracing_with
 from fedjax_lab.models.base import Apply
 from fedjax_lab.models.batch_norm import recompute_statistics
 from fedjax_lab.models.lowering import lowered
-from fedjax_lab.signatures import suggest_keywords
+from fedjax_lab.signatures import other_arguments, suggest_keywords
 from fedjax_lab.simulation.arguments import check_finite_data, check_labels_of
 from fedjax_lab.simulation.processes import Processes
 from fedjax_lab.storage.fingerprint import hash_arrays
@@ -66,10 +66,10 @@ def build_evaluation(
       ValueError: ``batch_size`` is below 1, ``lowering`` is unknown, ``test`` has values that are
         not finite or has no examples, ``count_fn.score`` is no name or "test_loss", or (at the
         first call) a label without a logit, or ``count_fn`` returns arrays of another shape.
-      TypeError: ``test`` is a stream, or ``count_fn`` is no function or (at the first call) returns
-        something else.
+      TypeError: ``test`` is a stream, or ``count_fn`` is no function, takes other arguments or (at
+        the first call) returns something else.
     """
-    check_count_fn(count_fn)
+    check_count_fn(count_fn, bool(jax.tree.leaves(frozen)))
     check_int("batch_size", batch_size, minimum=1)
     check_resident(test, "build_evaluation")
     keep_by_default()
@@ -98,20 +98,29 @@ def build_evaluation(
     return _checked_first(evaluate, count_fn, test, frozen, batch_size)
 
 
-def check_count_fn(count_fn: Any) -> None:
+def check_count_fn(count_fn: Any, with_frozen: bool) -> None:
     """Check that an evaluation has a function that scores examples.
 
     Args:
       count_fn: as in ``build_evaluation``.
+      with_frozen: whether it gets frozen weights as its third argument.
 
     Raises:
-      TypeError: it is no function.
+      TypeError: it is no function, or takes other arguments.
       ValueError: its score has no name, or that of the loss.
     """
     if not callable(count_fn):
         raise TypeError(
             f"count_fn is {count_fn!r}; it must be a function, such as "
             "models.accuracy_counts(model.apply)."
+        )
+    named = ("mask",) if takes_mask(count_fn) else ()
+    if found := other_arguments(count_fn, 3 if with_frozen else 2, *named):
+        wanted = "(params, examples, frozen)" if with_frozen else "(params, examples)"
+        weights = "with" if with_frozen else "without"
+        raise TypeError(
+            f"count_fn takes ({found}); {weights} frozen weights it must take {wanted}, and may "
+            "name an argument mask."
         )
     score = getattr(count_fn, "score", "accuracy")
     taken = ("test_loss", *["perplexity"] * bool(getattr(count_fn, "perplexity", False)))
@@ -238,10 +247,10 @@ def build_client_evaluation(
       ValueError: ``batch_size`` is below 1, ``lowering`` is unknown, a client has values that are
         not finite, ``count_fn.score`` is no name or "test_loss", or (at the first call) a label
         without a logit, or ``count_fn`` returns arrays of another shape.
-      TypeError: ``clients`` is no federation, or a stream; or ``count_fn`` is no function or (at
-        the first call) returns something else.
+      TypeError: ``clients`` is no federation, or a stream; or ``count_fn`` is no function, takes
+        other arguments or (at the first call) returns something else.
     """
-    check_count_fn(count_fn)
+    check_count_fn(count_fn, bool(jax.tree.leaves(frozen)))
     check_int("batch_size", batch_size, minimum=1)
     check_scored(clients, "build_client_evaluation")
 

@@ -214,10 +214,10 @@ def build_personal_evaluation(
         training data lack; or, when a state is evaluated, it has another number of clients and
         these have no names, a label has no logit, or ``count_fn`` returns arrays of another shape.
       TypeError: ``clients`` is no federation, or a stream; ``count_fn`` or ``model_of`` is no
-        function; or, when it is evaluated, the state of ``client_models`` is no ``FedState``, or
-        ``count_fn`` returns something else.
+        function; ``count_fn`` takes other arguments; or, when it is evaluated, the state of
+        ``client_models`` is no ``FedState``, or ``count_fn`` returns something else.
     """
-    check_count_fn(count_fn)
+    check_count_fn(count_fn, callable(count_fn) and _reads_frozen(count_fn))
     _check_model_of(model_of)
     check_scored(clients, "build_personal_evaluation")
     check_int("batch_size", batch_size, minimum=1)
