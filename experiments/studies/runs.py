@@ -369,7 +369,8 @@ def with_kept(
             if method not in before["methods"] or len(cell["runs"]) == len(seeds)
         }
         columns[name] = {**now, "methods": {**before["methods"], **new}}
-    versions = [*kept["versions"], *found["versions"]]
+    left = {m["code"]["fedjax_lab"] for c in columns.values() for m in c["methods"].values()}
+    versions = [*(v for v in kept["versions"] if v["fedjax_lab"] in left), *found["versions"]]
     distinct = [v for i, v in enumerate(versions) if v not in versions[:i]]
     return {**found, "columns": columns, "versions": distinct}
 
