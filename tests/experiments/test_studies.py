@@ -228,12 +228,14 @@ def test_cells_that_are_not_run_again_stay_as_they_are_kept(runs):
 
     def with_methods(**methods):
         column = {**found["columns"]["iid"], "methods": methods}
-        return {**found, "columns": {"iid": column}, "versions": [{"jax": "older"}]}
+        return {**found, "columns": {"iid": column}, "versions": versions}
 
-    old, half = {**cell, "seconds": 1.0}, {**cell, "runs": cell["runs"][:1]}
+    versions = [{"fedjax_lab": "0.1"}, {"fedjax_lab": "0.0"}]  # of the latter no cell is left
+    of_before = {**cell["code"], "fedjax_lab": "0.1"}
+    old, half = {**cell, "seconds": 1.0, "code": of_before}, {**cell, "runs": cell["runs"][:1]}
     merged = machinery.with_kept(found, with_methods(FedAvg=old, FedSAM=old), SCALE.seeds)
     assert merged["columns"]["iid"]["methods"] == {"FedAvg": cell, "FedSAM": old}
-    assert merged["versions"] == [{"jax": "older"}, *found["versions"]]
+    assert merged["versions"] == [versions[0], *found["versions"]]
     begun = {**found, "columns": with_methods(FedAvg=half, FedProx=half)["columns"]}
     merged = machinery.with_kept(begun, with_methods(FedAvg=old), SCALE.seeds)
     assert merged["columns"]["iid"]["methods"] == {"FedAvg": old, "FedProx": half}
