@@ -16,7 +16,7 @@ _OTHERS = ("FedAvg", "SCAFFOLD", "STEM", "FedAdam", "FedAMS")
 
 _LOW, _HIGH = _LEVELS
 _LARGER = "FAFED, larger rates"
-_WITH_LARGER = tuple(f"{name}, larger rates" for name in ("FedAvg", "SCAFFOLD", "STEM"))
+_RIVALS_LARGER = tuple(f"{name}, larger rates" for name in ("FedAvg", "SCAFFOLD", "STEM"))
 
 
 def _table(
@@ -53,7 +53,7 @@ def _lowest(
     """A claim on the language model."""
     name = "FAFED with rates to 0.5" if row == _LARGER else row
     where = ", two layers and words" if column == OF_WORDS else ""
-    where = f", rivals' rates to 30{where}" if of == _WITH_LARGER else where
+    where = f", rivals' rates to 30{where}" if of == _RIVALS_LARGER else where
     return Claim(
         f"{name} has the lowest {what}{where} (Figure 1)",
         *("language_model", column, row, of),
@@ -159,7 +159,7 @@ CLAIMS = (
         why="not known; it is ahead of the others, and FedAMS is ahead of it",
     ),
     _lowest("training loss", why="not known; its rate is the largest of its grid"),
-    _lowest("perplexity", _LARGER, OF_WORDS, of=_WITH_LARGER),
+    _lowest("perplexity", _LARGER, OF_WORDS, of=_RIVALS_LARGER),
     *(
         _lowest(what, row, OF_WORDS, why)
         for what in ("perplexity", "training loss")

@@ -154,7 +154,7 @@ CLAIMS = (
             "FedSpeed",
             (name,),
             since="E = 1",
-            why="not known" if name == "SCAFFOLD" else "",
+            why="" if name == "FedAdam" else "not known",
         )
         for name in INTERVAL_NAMES
         if name != "FedSpeed"

@@ -51,13 +51,11 @@ def rows(
     return {name: known[name] for name in names}
 
 
-def twice(
-    columns: Mapping[str, Column], methods: Iterable[str] | None = None, **override: Any
-) -> dict[str, Column]:
+def twice(columns: Mapping[str, Column], methods: Iterable[str] | None = None) -> dict[str, Column]:
     """Columns as the paper has them and as its group's code does, which has no FedADMM."""
     names = None if methods is None else [name for name in methods if name != "FedADMM"]
     schedule = f"exponential:{SLOW}"
-    return both_ways(columns, "FL-Simulator", names, client_lr_schedule=schedule, **override)
+    return both_ways(columns, "FL-Simulator", names, client_lr_schedule=schedule)
 
 
 def paper_setting(dataset, partition, rounds, **changed):

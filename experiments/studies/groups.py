@@ -7,7 +7,7 @@ from typing import Any
 
 from fedjax_lab.estimates import Estimate, estimate, standard_errors
 from fedjax_lab.report.paired import paired_difference
-from fedjax_lab.report.runs import Group, Run
+from fedjax_lab.report.runs import Group, Run, with_own
 
 
 def groups_of(study: Any, result: Mapping[str, Any]) -> dict[str, list[Group]]:
@@ -91,4 +91,5 @@ def _group(method: str, cell: Mapping[str, Any], rounds: int | None) -> Group:
 
 def _rows(curves: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
     """A row per evaluation, as a run directory has them."""
-    return [dict(zip(curves, row, strict=True)) for row in zip(*curves.values(), strict=True)]
+    rows = zip(*curves.values(), strict=True)
+    return [with_own(dict(zip(curves, row, strict=True))) for row in rows]

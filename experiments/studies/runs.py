@@ -34,6 +34,7 @@ from fedjax_lab.command.runner import build, load, run
 from fedjax_lab.machine.atomic_files import write_text
 from fedjax_lab.report import load_runs
 from fedjax_lab.report.runs import DIVERGED
+from fedjax_lab.report.statistics import OWN
 from fedjax_lab.storage.run_dir import (
     CHECKPOINTS,
     CONFIG,
@@ -388,6 +389,7 @@ def _compact_cell(cell: Path, runs: Sequence[Any]) -> dict[str, Any]:
                 "curves": {
                     name: [_short(row.get(name)) for row in run_.rows]
                     for name in dict.fromkeys(name for row in run_.rows for name in row)
+                    if not name.startswith(OWN)  # which ``with_own`` adds again
                 },
                 "summary": {
                     name: run_.summary.get(name)

@@ -212,7 +212,7 @@ def _load(path: Path) -> Run:
         config["algorithm"],
         config["seed"],
         _settings(config),
-        [{**row, **_own(row)} for row in rows],
+        [with_own(row) for row in rows],
         config,
         summary,
         read_partition(path / PARTITION),
@@ -235,17 +235,21 @@ def _without_scores(row: Mapping[str, Any]) -> dict[str, Any]:
     return {name: None if name in scores else value for name, value in row.items()}
 
 
-def _own(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the scores of the models that clients use, on their own test examples.
+def with_own(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Add the scores of the models that clients use, on their own test examples, to a row.
 
     These are the clients' own models, or the global model of a method that has no other.
+
+    Args:
+      row: of metrics.jsonl.
     """
-    return {
+    own = {
         f"{OWN}{name.removeprefix(model)}": value
         for model in ("client_test_", "personal_")
         for name, value in row.items()
         if name.startswith(model)
     }
+    return {**row, **own}
 
 
 def _settings(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -123,7 +123,7 @@ def check_count_fn(count_fn: Any, with_frozen: bool) -> None:
             "name an argument mask."
         )
     score = getattr(count_fn, "score", "accuracy")
-    taken = ("test_loss", *["perplexity"] * bool(getattr(count_fn, "perplexity", False)))
+    taken = ["test_loss", "perplexity"] if getattr(count_fn, "perplexity", False) else ["test_loss"]
     if not isinstance(score, str) or not score or score in taken:
         raise ValueError(
             f"count_fn.score is {score!r}; it must be a name other than {' and '.join(taken)}, "

@@ -260,6 +260,8 @@ def test_kept_results_are_of_whole_runs(file):
                 diverged = "loss" in run["curves"] and run["curves"]["loss"][-1] is None
                 whole = last == column["settings"]["rounds"]
                 assert whole or diverged, f"{name}, {method}, seed {run['seed']}: round {last}"
+                twice = [name for name in run["curves"] if name.startswith("own_")]
+                assert not twice  # ``with_own`` makes them of others
 
 
 @pytest.mark.parametrize("paper", PAPERS)
