@@ -3,6 +3,7 @@
 from experiments.fafed import (
     batch,
     cifar10,
+    hundred_passes,
     language_model,
     large_batch,
     larger_rates,
@@ -15,6 +16,7 @@ from experiments.studies.command import main
 STUDIES = (
     table_2.STUDY,
     large_batch.STUDY,
+    hundred_passes.STUDY,
     batch.STUDY,
     larger_rates.STUDY,
     mnist.STUDY,

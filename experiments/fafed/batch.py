@@ -15,6 +15,9 @@ from experiments.studies.study import Scale, Study, smoke
 
 _AT_BATCH_100 = LARGE_BATCH.scales["machine"].columns[HIGH]
 _LRS = (0.1, 0.05, 0.02, 0.01, 0.2, 0.4)
+METHODS_OPEN = {
+    name: dataclasses.replace(method, grid={"client_lr": _LRS}) for name, method in METHODS.items()
+}
 ROUNDS = 30
 BATCH_100 = "batch 100"
 BATCH_5 = {  # column -> (local steps, rounds)
@@ -49,10 +52,7 @@ and steps with a quarter of a pass; the same steps and passes with 600 rounds; o
 and passes with 100 steps. client_lr is from {0.01, 0.02, 0.05, 0.1, 0.2, 0.4}: beyond the paper's
 0.1, where five methods end, and without its 0.001. The other grids and the order of tuning are
 those of Table 2, with a fifth of the rounds.""",
-    methods={
-        name: dataclasses.replace(method, grid={"client_lr": _LRS})
-        for name, method in METHODS.items()
-    },
+    methods=METHODS_OPEN,
     scales={
         "machine": Scale(
             columns={
