@@ -26,7 +26,7 @@ from fedjax_lab.command.commands import (
     TuneCommand,
     parse,
 )
-from fedjax_lab.command.launch import INTERRUPTED, run_command
+from fedjax_lab.command.launch import INTERRUPTED, run_command, start
 from fedjax_lab.command.reports import report_command
 from fedjax_lab.command.rerun import rerun_command
 from fedjax_lab.command.screen import one_line, print_rows, show_warning
@@ -94,8 +94,16 @@ def _export(command: ExportCommand) -> int:
     from fedjax_lab.storage.saved_run import export_params, load_run
 
     run = load_run(command.run_dir)
+    params = run.params
+    if command.client is not None:
+        start(quiet=command.quiet)
+        from fedjax_lab.command.client_model import read_client_model
+
+        params = read_client_model(command.run_dir, command.client, data_dir=command.data_dir)
+    elif command.data_dir is not None:
+        raise ValueError(f"data_dir is {command.data_dir!r}; it needs --client.")
     summary = read_summary(Path(command.run_dir) / SUMMARY)
-    arrays = export_params(run.params, command.file)
+    arrays = export_params(params, command.file)
     if summary.get("stopped") == "diverged":
         print(
             f"{PROG}: the run in {command.run_dir} diverged by round {summary['round']}; the "

@@ -236,6 +236,12 @@ class ExportCommand(_Quiet):
     file: Annotated[str, tyro.conf.arg(metavar="FILE")]
     """File to write: .npz (NumPy), .safetensors (PyTorch, JAX and others) or .pt (PyTorch)."""
 
+    client: str | None = None
+    """Id (from 0) or name of a client whose own model to write, of a method with such models."""
+
+    data_dir: str | None = None
+    """With --client: folder with the files of the data set. None: the usual places."""
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Repeating(_Quiet):

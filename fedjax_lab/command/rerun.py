@@ -16,6 +16,7 @@ from fedjax_lab.storage.run_dir import (
     METRICS,
     SUMMARY,
     differences,
+    read_config,
     read_metrics,
     write_json,
 )
@@ -39,22 +40,12 @@ def rerun_command(command: RerunCommand) -> int:
     old = Path(command.run_dir)
     new = Path(command.out or f"{str(old).rstrip('/')}-rerun")
     before = load_run(old)
-    if not _ended(old):
-        raise ValueError(
-            f"run_dir is {str(old)!r}, an unfinished run (round {before.round} of "
-            f"{before.config.get('rounds')}); resume it first."
-        )
-    if "run_config" not in before.config:
-        raise ValueError(
-            f"run_dir is {str(old)!r}, whose {CONFIG} has no run_config: the command line did not "
-            "make it and cannot repeat it."
-        )
-    if old.resolve() == new.resolve() or _ended(new):
+    config = finished_config(old)
+    if old.resolve() == new.resolve() or _has_ended(new):
         raise FileExistsError(
             f"out is {str(new)!r}, which has a finished run; delete it, or give another --out."
         )
     start(quiet=command.quiet)
-    config = RunConfig.from_file(old / CONFIG)
     config = config.replace(run_dir=str(new), data_dir=command.data_dir)
     from fedjax_lab.command.runner import run
 
@@ -69,7 +60,30 @@ def rerun_command(command: RerunCommand) -> int:
     return 0 if found is None else _DIFFERS
 
 
-def _ended(path: Path) -> bool:
+def finished_config(run_dir: str | Path) -> RunConfig:
+    """Read the settings of a finished run of the command line.
+
+    Args:
+      run_dir: its directory.
+
+    Raises:
+      FileNotFoundError: there is no run in the directory.
+      ValueError: the run has not ended, or the command line did not make it.
+    """
+    path = Path(run_dir)
+    if not (path / CONFIG).is_file():
+        raise FileNotFoundError(f"run_dir is {str(path)!r}, which has no run: no {CONFIG}.")
+    if not _has_ended(path):
+        raise ValueError(f"run_dir is {str(path)!r}, an unfinished run; resume it first.")
+    if "run_config" not in read_config(path):
+        raise ValueError(
+            f"run_dir is {str(path)!r}, whose {CONFIG} has no run_config: the command line did not "
+            "make it and cannot repeat it."
+        )
+    return RunConfig.from_file(path / CONFIG)
+
+
+def _has_ended(path: Path) -> bool:
     """Return True if a run finished or diverged."""
     try:
         return not json.loads((path / SUMMARY).read_text(encoding="utf-8"))["interrupted"]

@@ -395,13 +395,42 @@ def run(
       FileExistsError: the directory has another run.
     """
     config = config.resolve()
-    assert config.output.run_dir is not None  # resolved
-    path = Path(config.output.run_dir)
+    setup = build(config, examples, wrap)
+    result = simulate_setup(config, setup, progress=progress, on_row=on_row)
+    if result.interrupted and not result.history:
+        return result  # nothing has been computed that could be scored
+    about = setup.algorithm, setup.count_fn, setup.clients, setup.evaluate_clients
+    scores = score_on_training_data(config, *about, result)
+    score_each = setup.client_tests.score_each
+    tested = score_each(result) if score_each and result.stopped != "diverged" else {}
+    if not Processes.here().is_first:
+        return result
+    path = _run_dir(config)
+    summary = json.loads((path / SUMMARY).read_text(encoding="utf-8"))
+    score = getattr(setup.count_fn, "score", ACCURACY)
+    write_json(path / SUMMARY, {**summary, **summarise_clients(scores, score), **tested})
+    write_json(path / PARTITION, describe_partition(setup.clients))
+    return result
+
+
+def simulate_setup(
+    config: RunConfig, setup: Setup, *, progress: bool = True, on_row: Hook | Iterable[Hook] = ()
+) -> SimulationResult:
+    """Run what ``build`` built, or resume it; a finished run is only read.
+
+    Args:
+      config: the settings, resolved.
+      setup: from ``build(config)``.
+      progress, on_row: as in ``run``.
+
+    Raises:
+      ValueError, TypeError, FileExistsError: as ``simulate``.
+    """
+    path = _run_dir(config)
     processes = Processes.here()
     hooks = [on_row] if callable(on_row) else list(on_row)
     loggers = build_loggers(config.output.log if processes.is_first else (), path, config.record())
     schedule = config.schedule()
-    setup = build(config, examples, wrap)
     bound = _ends(config) | own_sources(config, path)
     if progress and processes.is_first:
         print(_describe(config, setup, path), file=sys.stderr, flush=True)
@@ -410,7 +439,7 @@ def run(
     with ExitStack() as stack:
         for logger in loggers:
             stack.callback(logger.close)
-        result = simulate(
+        return simulate(
             setup.algorithm,
             setup.params,
             setup.clients,
@@ -430,19 +459,11 @@ def run(
             profile_dir=config.output.profile_dir,
             progress=progress,
         )
-    if result.interrupted and not result.history:
-        return result  # nothing has been computed that could be scored
-    about = setup.algorithm, setup.count_fn, setup.clients, setup.evaluate_clients
-    scores = score_on_training_data(config, *about, result)
-    score_each = setup.client_tests.score_each
-    tested = score_each(result) if score_each and result.stopped != "diverged" else {}
-    if not processes.is_first:
-        return result
-    summary = json.loads((path / SUMMARY).read_text(encoding="utf-8"))
-    score = getattr(setup.count_fn, "score", ACCURACY)
-    write_json(path / SUMMARY, {**summary, **summarise_clients(scores, score), **tested})
-    write_json(path / PARTITION, describe_partition(setup.clients))
-    return result
+
+
+def _run_dir(config: RunConfig) -> Path:
+    assert config.output.run_dir is not None  # resolved
+    return Path(config.output.run_dir)
 
 
 def _ends(config: RunConfig) -> dict[str, int]:

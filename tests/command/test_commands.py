@@ -225,7 +225,7 @@ def test_a_run_that_did_not_end_is_not_repeated(finished, tmp_path, capsys):
     shutil.copytree(finished[0] / "seed0", old)
     (old / "summary.json").unlink()
     assert main(["rerun", str(old)]) == 2
-    assert "an unfinished run (round 6 of 6)" in capsys.readouterr().err
+    assert "an unfinished run; resume it first" in capsys.readouterr().err
     assert not (tmp_path / "old-rerun").exists()
 
 

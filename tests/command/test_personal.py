@@ -10,12 +10,14 @@ import pytest
 from fedjax_lab import data
 from fedjax_lab.command.catalogue import SOURCES
 from fedjax_lab.command.cli import main
+from fedjax_lab.command.client_model import read_client_model
 from fedjax_lab.command.config import RunConfig
 from fedjax_lab.command.runner import build, run
 from fedjax_lab.command.sweeping import run_sweep
 from fedjax_lab.report import load_runs
 from fedjax_lab.report.sections import sections_of, tail_of
 from fedjax_lab.report.tables import accuracy_table, measures
+from fedjax_lab.simulation.evaluate import build_evaluation
 from fedjax_lab.storage.run_dir import read_config
 from fedjax_lab.wrappers import client_params
 from tests.experiments.test_personal import accuracies
@@ -70,6 +72,12 @@ def test_rows_and_summary_score_the_clients_own_models(tmp_path):
     runs = load_runs([tmp_path / "own"])
     shown = measures(runs, tail_of(runs))["own models (%)"](runs[0])
     assert shown == pytest.approx(100 * row["personal_accuracy"])
+    before = {file: file.read_bytes() for file in (tmp_path / "own").rglob("*") if file.is_file()}
+    assert main(["export", str(tmp_path / "own"), str(tmp_path / "4.npz"), "--client", "4"]) == 0
+    with np.load(tmp_path / "4.npz") as exported:
+        for name, leaf in params_of(4)["classifier"].items():
+            np.testing.assert_array_equal(exported[f"classifier/{name}"], leaf)
+    assert before == {file: file.read_bytes() for file in before}
 
 
 @pytest.mark.methods
@@ -175,6 +183,25 @@ def test_every_personal_method_runs(option, tmp_path):
     assert 0 < row["personal_accuracy"] <= 1
     if option["algorithm"] == "local_only":
         assert row["bytes_up"] == row["bytes_down"] == 0
+    train, test = data.load("digits")
+    clients = data.partition(train, "dirichlet:0.3", num_clients=6, seed=11)
+    tests = data.divide_like(clients, test, seed=11)
+    mine = tests.indices[int(tests.starts[5]) : int(tests.starts[5] + tests.sizes[5])]
+    own = jax.tree.map(lambda leaf: leaf[mine], tests.examples)
+    evaluate = build_evaluation(build(config).count_fn, own)
+    scored = json.loads((tmp_path / "summary.json").read_text())["client_test_accuracy"][5]
+    found = evaluate(read_client_model(tmp_path, 5))["accuracy"]
+    assert scored == pytest.approx(float(found), abs=1e-6)
+
+
+def test_no_model_of_a_client_is_read_where_there_is_none(tmp_path):
+    folder = tmp_path / "global"
+    run(RunConfig.from_dict({**SETTING, "run_dir": str(folder)}), progress=False)
+    with pytest.raises(ValueError, match="fedavg has one global model"):
+        read_client_model(folder, 0)
+    (folder / "summary.json").unlink()
+    with pytest.raises(ValueError, match="an unfinished run"):
+        read_client_model(folder, 0)
 
 
 def test_a_leaf_that_does_not_exist_is_named(capsys, tmp_path):
