@@ -245,6 +245,11 @@ def parse_decoder_config(fields: Mapping[str, Any], where: str = "config") -> De
         raise ValueError(f"{where}: sliding_window is {fields['sliding_window']}; it must be null.")
     if missing := [name for name in _SIZES if name not in fields]:
         raise ValueError(f"{where} has no {', '.join(missing)}.")
+    if layers is not None and len(layers) != fields["num_hidden_layers"]:
+        raise ValueError(
+            f"{where}: layer_types names {len(layers)} layers, and num_hidden_layers is "
+            f"{fields['num_hidden_layers']}."
+        )
     theta, scaling = _rotary(fields, where)
     bias = fields.get("attention_bias", False)
     found: dict[str, Any] = {ours: fields[name] for name, ours in _SIZES.items()}

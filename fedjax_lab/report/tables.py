@@ -65,6 +65,7 @@ OWN_MODELS = (
     "use, each on the client's own test examples: the client's own model, or the global model of a "
     "method that has no other. These are means over the clients."
 )
+_WORST = "worst 10 % of clients"
 _ON_TRAINING_DATA = (
     "The worst 10 % of clients are those on whose own training data the last model does worst."
 )
@@ -170,41 +171,44 @@ def measures(runs: Iterable[Run], tail: Tail) -> dict[str, Callable[[Run], float
     Args:
       runs: language models add the lowest perplexity, regressions have errors in place of
         accuracies, private runs add epsilon. The worst 10 % of clients, by their training data, are
-        a column if no run has scores on the clients' test examples, see ``spread_measures``.
+        a column if a run has them and none has scores on the clients' test examples, see
+        ``spread_measures``.
       tail: tail of the runs.
     """
     runs = list(runs)
     spent: dict[str, Callable[[Run], float]] = {}
     if any(_EPSILON in run.rows[-1] for run in runs):
         spent = {_EPSILON: lambda run: last(run.values(_EPSILON))}
-    personal, spread = is_personal(runs), spread_measures(runs)
+    personal = is_personal(runs)
     if any(ERROR in run.rows[-1] for run in runs):
         errors: dict[str, Callable[[Run], float]] = {
             "last mean squared error": lambda run: last(run.values(ERROR)),
             "lowest mean squared error": lambda run: lowest(run.values(ERROR)),
             tail.name: lambda run: tail.mean(run, ERROR),
         }
-        on_training_data: dict[str, Callable[[Run], float]] = {
-            "worst 10 % of clients": lambda run: number(
-                run.summary.get(f"worst_10_percent_{ERROR}")
-            ),
-        }
         own = _own_models(ERROR, tail, 1, "") if personal else {}
-        return {**own, **_named(errors, personal), **(spread or on_training_data), **spent}
+        return {**own, **_named(errors, personal), **_spread(runs, ERROR), **spent}
     accuracies: dict[str, Callable[[Run], float]] = {
         "top (%)": lambda run: 100 * top(run),
         "last (%)": lambda run: 100 * last(run.values(ACCURACY)),
         f"{tail.name} (%)": lambda run: 100 * tail.mean(run),
     }
-    worst = f"worst_10_percent_{ACCURACY}"
-    on_training_data = {
-        "worst 10 % of clients (%)": lambda run: 100 * number(run.summary.get(worst))
-    }
     own = _own_models(ACCURACY, tail, 100, " (%)") if personal else {}
-    found = {**own, **_named(accuracies, personal), **(spread or on_training_data)}
+    found = {**own, **_named(accuracies, personal), **_spread(runs, ACCURACY)}
     if any(PERPLEXITY in run.rows[-1] for run in runs):
         found["lowest perplexity"] = lambda run: lowest(run.values(PERPLEXITY))
     return {**found, **spent}
+
+
+def _spread(runs: Sequence[Run], metric: str) -> Mapping[str, Callable[[Run], float]]:
+    """Return the columns of the spread over clients, by test data if there are such scores."""
+    name = f"worst_10_percent_{metric}"
+    spread = spread_measures(runs)
+    if spread or all(run.summary.get(name) is None for run in runs):  # such as runs of simulate
+        return spread
+    if metric == ERROR:
+        return {_WORST: lambda run: number(run.summary.get(name))}
+    return {f"{_WORST} (%)": lambda run: 100 * number(run.summary.get(name))}
 
 
 def _named(
@@ -367,14 +371,17 @@ def section_text(section: Section, target: float | None = None, level: int = 2) 
     runs = runs_of(groups)
     head, measured = _MEASURED.get(metric_of(runs), ("Accuracy", "Test accuracy in percent."))
     personal = is_personal(runs)
+    table = accuracy_table(groups)
+    spread = f" {OVER_CLIENTS}" if spread_measures(runs) else ""
+    if any(name.startswith(_WORST) for name in table[0]):
+        spread = f" {_ON_TRAINING_DATA}"
     compared = f" {OWN_MODELS}" if personal else ""
     missing = _not_scored(groups, personal)
     parts += [
         f"{mark} {head}",
-        f"{measured}{compared} {_tail_explained(tail_of(runs))}. "
-        f"{OVER_CLIENTS if spread_measures(runs) else _ON_TRAINING_DATA}{interval}"
+        f"{measured}{compared} {_tail_explained(tail_of(runs))}.{spread}{interval}"
         f"{_unfinished(groups)}{missing}",
-        _shown(accuracy_table(groups)),
+        _shown(table),
         *([UNSOLVED_NOTE] if any(map(worst_residual, runs)) else []),
     ]
     if not math.isnan(target):

@@ -292,6 +292,7 @@ def test_both_spellings_of_rotary_parameters():
         ({"use_mrope": True}, "use_mrope is True"),
         ({"sliding_window": 64}, "sliding_window is 64; it must be null"),
         ({"layer_types": ["sliding_attention"]}, "layer_types is"),
+        ({"layer_types": ["full_attention"] * 99}, "layer_types names 99 layers, and num_hidden"),
         ({"layer_types": 3}, "layer_types is 3; this decoder has 'full_attention' only"),
         ({"model_type": ["llama"]}, r"model_type is \['llama'\]; it must be 'llama' or 'qwen2'"),
         ({"rope_scaling": {"type": "yarn", "factor": 2}}, "rope_type is 'yarn'"),

@@ -87,6 +87,17 @@ def test_a_file_has_the_score_of_each_client(runs, tmp_path, monkeypatch):
     assert numbered == [str(i) for i in (0, 1, *range(3, 12))]
 
 
+def test_runs_without_scores_of_clients_have_no_column_of_them(tmp_path):
+    """As simulate leaves them: summary.json has no scores of clients."""
+    write_run(tmp_path / "a", [0.4, 0.5])
+    summary = json.loads((tmp_path / "a" / "summary.json").read_text())
+    summary = {name: value for name, value in summary.items() if "worst" not in name}
+    (tmp_path / "a" / "summary.json").write_text(json.dumps(summary))
+    groups = groups_of(tmp_path)
+    assert not [name for name in accuracy_table(groups)[0] if "worst" in name]
+    assert "on whose own training data" not in summary_table(groups)
+
+
 def test_runs_without_them_keep_the_worst_on_training_data(tmp_path):
     write_run(tmp_path / "a", [0.4, 0.5])
     assert "worst 10 % of clients (%)" in accuracy_table(groups_of(tmp_path))[0]
