@@ -224,10 +224,12 @@ def number_owners(
 def _check_labels(labels: np.ndarray, spec: str) -> None:
     if labels.ndim > 1 or labels.dtype.kind not in "iu":
         free = (form for form in PARTITIONS if form.partition(":")[0] not in BY_LABEL)
+        found = f"are targets of shape {labels.shape} and dtype {labels.dtype}"
+        if labels.shape[1:] == (0,):
+            found = "is no field y"
         raise ValueError(
             f"spec is {spec!r}, which divides examples by their label, an integer for each; there "
-            f"are targets of shape {labels.shape} and dtype {labels.dtype}. Give "
-            f"{', '.join(free)}, or the array of client ids [n]."
+            f"{found}. Give {', '.join(free)}, or the array of client ids [n]."
         )
     if labels.min() < 0:
         raise ValueError(
