@@ -34,6 +34,7 @@ from fedjax_lab.checks import check_choice
 from fedjax_lab.data.cells import check_text
 from fedjax_lab.data.clients import from_clients
 from fedjax_lab.data.federated import FederatedArrays
+from fedjax_lab.data.files import read_parquet
 from fedjax_lab.data.packing import Sentence, pack
 from fedjax_lab.data.sources import Examples
 from fedjax_lab.machine.extras import missing
@@ -261,16 +262,7 @@ def _object(where: str, record: Any) -> tuple[str, Mapping[str, Any]]:
 
 
 def _parquet(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    try:
-        import pyarrow
-        from pyarrow.parquet import read_table
-    except ImportError as error:
-        raise missing(f"records is {str(path)!r}, which needs pyarrow", "tables") from error
-    try:
-        rows = read_table(path).to_pylist()
-    except pyarrow.ArrowException as error:
-        raise ValueError(f"records is {str(path)!r}, which is no Parquet file: {error}") from error
-    for number, record in enumerate(rows, start=1):
+    for number, record in enumerate(read_parquet("records", path).to_pylist(), start=1):
         yield f"{path}, row {number}", record
 
 

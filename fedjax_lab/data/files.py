@@ -1,4 +1,4 @@
-"""Data sets in NumPy's (.npz) and MNIST's (IDX) formats, with checks for damaged files."""
+"""Files of NumPy (.npz), MNIST (IDX) and Parquet, with checks for damaged ones."""
 
 import gzip
 import math
@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from fedjax_lab.machine.extras import missing
 
 IDX_FILES = {
     "x_train": "train-images-idx3-ubyte",
@@ -224,18 +226,42 @@ def read_npz(path: Path, name: str, keys: Sequence[str] | None = SPLITS) -> dict
         with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
             found = list(archive.files)
             wanted = found if keys is None else keys
-            missing = [key for key in wanted if key not in found]
-            arrays = {} if missing else {key: archive[key] for key in wanted}
+            absent = [key for key in wanted if key not in found]
+            arrays = {} if absent else {key: archive[key] for key in wanted}
     except DAMAGED as error:
         raise ValueError(
             f"{path}: not readable as an .npz file of plain arrays: {error}"
         ) from error
-    if missing:
+    if absent:
         raise ValueError(
-            f"{path}: no array {', '.join(missing)}; it has {', '.join(found) or 'none'}. "
+            f"{path}: no array {', '.join(absent)}; it has {', '.join(found) or 'none'}. "
             f"There must be {', '.join(wanted)}."
         )
     for key, array in arrays.items():
         if not isinstance(array, np.ndarray):
             raise ValueError(f"{path}: {key} is no array in NumPy's format.")
     return arrays
+
+
+def read_parquet(argument: str, path: Path) -> Any:
+    """Read a Parquet file as an Arrow table; pages that have a checksum are checked.
+
+    Args:
+      argument: argument of the caller that has the path, for errors.
+      path: the file, which exists.
+
+    Raises:
+      ImportError: pyarrow is missing.
+      ValueError: the file is damaged.
+    """
+    try:
+        from pyarrow import parquet
+    except ImportError as error:
+        raise missing(f"{argument} is {str(path)!r}, which needs pyarrow", "tables") from error
+    try:
+        return parquet.read_table(path, page_checksum_verification=True)
+    except Exception as error:  # pyarrow raises many kinds for a damaged file
+        raise ValueError(
+            f"{argument} is {str(path)!r}, which is no Parquet file, or a damaged one; get or "
+            f"write the file again: {error}"
+        ) from error

@@ -14,6 +14,7 @@ from fedjax_lab.checks import check_choice, warn
 from fedjax_lab.data import cells
 from fedjax_lab.data.cells import Missing, Text
 from fedjax_lab.data.csv_files import CsvFile
+from fedjax_lab.data.files import read_parquet
 from fedjax_lab.machine.extras import missing
 
 FILES = (".csv", ".tsv", ".parquet")
@@ -329,20 +330,12 @@ def _read_file(path: Path) -> Any:
             f"table is {str(path)!r}; a file must end in .csv, .tsv or .parquet. Read others with "
             "pandas or polars, and pass the data frame."
         )
+    if path.suffix.lower() == ".parquet":
+        return read_parquet("table", path)
     try:
-        import pyarrow
-        from pyarrow import parquet
+        return CsvFile(path)
     except ImportError as error:
         raise missing(f"table is {str(path)!r}, which needs pyarrow", "tables") from error
-    if path.suffix.lower() != ".parquet":
-        return CsvFile(path)
-    try:
-        return parquet.read_table(path, page_checksum_verification=True)
-    except (pyarrow.ArrowException, OSError) as error:
-        raise ValueError(
-            f"table is {str(path)!r}, which cannot be read as Parquet (damaged or cut short?); get "
-            f"or write the file again: {error}"
-        ) from error
 
 
 def _is_frame(table: Any) -> bool:

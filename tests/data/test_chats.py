@@ -176,6 +176,19 @@ def test_a_parquet_file(tmp_path):
         data.pack_chats(file, letters(), length=60)
 
 
+def test_damaged_parquet_of_chats(tmp_path):
+    arrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    file, text = tmp_path / "a.parquet", "a long text"
+    options = {"compression": "none", "use_dictionary": False, "write_page_checksum": True}
+    parquet.write_table(arrow.table({"text": [text]}), file, **options)
+    content = file.read_bytes()
+    for damaged in (content.replace(text.encode(), b"a lonG text"), content[40:]):
+        file.write_bytes(damaged)
+        with pytest.raises(ValueError, match=r"a\.parquet', which is no Parquet file"):
+            data.pack_chats(file, letters(), length=60)
+
+
 @pytest.mark.methods
 def test_a_data_set_of_hugging_face():
     datasets = pytest.importorskip("datasets")
