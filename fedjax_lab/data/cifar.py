@@ -161,7 +161,7 @@ def _read_pickled(
         y = np.array(batch[key])
         if rows.shape != (len(y), _PIXELS) or y.dtype.kind not in "iu" or y.ndim != 1:
             raise ValueError(f"images of shape {rows.shape} and labels of shape {y.shape}")
-    except _UNPICKLING as error:
+    except Exception as error:  # pickle raises many kinds for a damaged file
         raise ValueError(
             f"{where} is damaged, or no batch of {name} (a pickled dict with data [n, {_PIXELS:,}] "
             f"and {key.decode()} [n]): {error}"
@@ -205,10 +205,6 @@ _ALLOWED = {
     ("numpy", "dtype"): _Stored,
     ("_codecs", "encode"): _encode,
 }
-_UNPICKLING = (
-    *(pickle.UnpicklingError, AttributeError, EOFError, LookupError, MemoryError, OverflowError),
-    *(TypeError, ValueError),
-)
 
 
 class _Unpickler(pickle.Unpickler):

@@ -1,8 +1,7 @@
 """A folder of image files in which each sub-folder is a class. Pillow decodes the files."""
 
-import struct
-import zlib
-from collections.abc import Callable
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,17 +18,6 @@ _GRAY, _COLOURS = (
 _ORIENTATION = 0x0112  # EXIF's tag: 1 is upright, 2 to 8 are turned or mirrored
 _ON_ITS_SIDE = (5, 6, 7, 8)
 _PNG_EXIF = {"exif", "Raw profile type exif", "XML:com.adobe.xmp"}
-# Errors that Pillow raises on damaged files.
-_DAMAGED = (
-    OSError,
-    SyntaxError,
-    ValueError,
-    TypeError,
-    LookupError,
-    EOFError,
-    struct.error,
-    zlib.error,
-)
 
 
 def read_image_folder(
@@ -134,13 +122,10 @@ def _entries(folder: Path) -> list[Path]:
 
 def _head(file: Path) -> tuple[str, int, int]:
     """Return an image's mode, height and width, upright; the pixels are not read."""
-
-    def head(image: Any) -> tuple[str, int, int]:
+    with _opened(file) as image:
         if _orientation(image) in _ON_ITS_SIDE:
             return image.mode, image.width, image.height
         return image.mode, image.height, image.width
-
-    return _with_image(file, head)
 
 
 def _orientation(image: Any) -> int:
@@ -149,33 +134,32 @@ def _orientation(image: Any) -> int:
         return 1  # getexif would read the pixels, to search behind them
     try:
         return image.getexif().get(_ORIENTATION, 1)
-    except _DAMAGED:
+    except Exception:  # Pillow raises many kinds for a damaged file
         return 1
 
 
 def _decode(file: Path, mode: str, size: tuple[int, int]) -> np.ndarray:
     """Return an image's pixels upright, in the given mode and (width, height): uint8 [H, W] or
     [H, W, 3]."""
+    from PIL import Image, ImageOps
 
-    def pixels(image: Any) -> np.ndarray:
+    with _opened(file) as image:
         upright = image if _orientation(image) == 1 else ImageOps.exif_transpose(image)
         converted = upright.convert(mode)
         if converted.size != size:
             converted = converted.resize(size, Image.Resampling.BILINEAR)
         return np.asarray(converted)
 
-    from PIL import Image, ImageOps
 
-    return _with_image(file, pixels)
-
-
-def _with_image(file: Path, use: Callable[[Any], Any]) -> Any:
+@contextlib.contextmanager
+def _opened(file: Path) -> Iterator[Any]:
+    """Open an image; what fails in the context is an error of the file."""
     from PIL import Image
 
     try:
         with Image.open(file) as image:
             if image.mode not in (*_GRAY, *_COLOURS):
                 raise ValueError(f"its mode is {image.mode}, not of 8 bits a channel")
-            return use(image)
-    except (*_DAMAGED, Image.DecompressionBombError) as error:
+            yield image
+    except Exception as error:
         raise ValueError(f"{file} is no image that can be read: {error}") from error

@@ -27,11 +27,6 @@ from fedjax_lab.signatures import suggest_keywords
 
 DESCRIPTION = "stream.json"
 _VERSION = 1
-# Errors of a description in another format.
-_DAMAGES = (
-    *(ValueError, KeyError, TypeError, IndexError, AttributeError),
-    *(RecursionError, OverflowError),
-)
 _PIECE = 2**26  # bytes that are written or converted at once
 
 
@@ -94,7 +89,7 @@ def open_stream(folder: str | Path) -> Any:
         version, names, n = content["version"], content["leaves"], content["examples"]
         leaves = [(str(name), jnp.dtype(kind), tuple(shape)) for name, kind, shape in names]
         tree = _built(content["tree"], list(range(len(leaves))))
-    except _DAMAGES as error:
+    except Exception as error:  # a description of another form
         raise ValueError(f"{file} is damaged: {error!r}.") from error
     for name, *_ in leaves:
         if Path(name).name != name:
@@ -127,7 +122,7 @@ def map_file(path: str | Path) -> np.ndarray:
         raise FileNotFoundError(f"there is no file {path}.")
     try:
         return np.load(path, mmap_mode="r", allow_pickle=False)
-    except (ValueError, OSError, EOFError, TypeError, SyntaxError) as error:
+    except Exception as error:  # NumPy raises many kinds for a damaged file
         raise ValueError(f"{path}: not readable as an array of NumPy's: {error}") from error
 
 

@@ -227,11 +227,17 @@ def test_so_is_a_zipped_idx_file(tmp_path):
         files.read_idx(path, ndim=3)
 
 
-def test_damaged_npz(tmp_path):
+@pytest.mark.parametrize("packing", [zipfile.ZIP_DEFLATED, zipfile.ZIP_LZMA])
+def test_damaged_npz(tmp_path, packing):
     path = tmp_path / "set.npz"
     with pytest.raises(FileNotFoundError, match="no file"):
         data.load(f"npz:{path}")
     arrays = write_npz(path)
+    with zipfile.ZipFile(path) as archive:
+        members = {name: archive.read(name) for name in archive.namelist()}
+    with zipfile.ZipFile(path, "w", packing) as archive:
+        for name, content in members.items():
+            archive.writestr(name, content)
     whole = path.read_bytes()
     np.save(tmp_path / "one.npy", np.zeros(3))
     for content in (b"", b"text", (tmp_path / "one.npy").read_bytes(), whole[: len(whole) // 2]):
