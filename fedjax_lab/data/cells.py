@@ -25,6 +25,7 @@ _FOR_PEOPLE = re.compile(
     r"\s*\(?[+-]?[$€£¥]?\s*[+-]?([0-9]{1,3}([,. '_\u00a0\u202f][0-9]{3})+|[0-9]+)?([.,][0-9]+)?"
     r"(?<=[0-9])([eE][+-]?[0-9]+)?\s*[%‰$€£¥]?\)?\s*"
 )
+# A date or a time of ISO 8601.
 _TIME = re.compile(r"\s*([0-9]{4}-[0-9]{2}-[0-9]{2}([ T].*)?|[0-9]{1,2}:[0-9]{2}(:[0-9.]+)?)\s*")
 
 
@@ -38,6 +39,11 @@ class Text(NamedTuple):
 
     distinct: list[str]
     codes: np.ndarray
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape [n], as of an array."""
+        return self.codes.shape
 
     def rows_of(self, value: str) -> np.ndarray:
         """Return the rows with this value.
@@ -143,24 +149,6 @@ def is_truth(cell: str) -> bool:
     return cell.strip().lower() in ("true", "false")
 
 
-def is_time(cell: str) -> bool:
-    """Return True if text is a date or a time of ISO 8601.
-
-    Args:
-      cell: text of a cell.
-    """
-    return _TIME.fullmatch(cell) is not None
-
-
-def is_almost_number(cell: str) -> bool:
-    """Return True for numbers, also as people write them: 2,5; $25; 25%; 1,000.
-
-    Args:
-      cell: text of a cell.
-    """
-    return is_number(cell) or _FOR_PEOPLE.fullmatch(cell) is not None
-
-
 def to_numbers(cells: list[str]) -> np.ndarray:
     """Convert text to int64 or float64 [d].
 
@@ -195,8 +183,8 @@ def kind_of(text: Text, missing: Missing) -> str:
     if not total:
         is_empty = all(missing.is_mark(cell, TEXT_MARKS) for cell in text.distinct)
         return "nothing" if is_empty else "text"
-    for kind, is_kind in (("truths", is_truth), ("times", is_time)):
+    for kind, is_kind in (("truths", is_truth), ("times", _TIME.fullmatch)):
         if all(is_kind(cell) for cell, _ in filled):
             return kind
-    of_numbers = sum(count for cell, count in filled if is_almost_number(cell))
+    of_numbers = sum(n for cell, n in filled if is_number(cell) or _FOR_PEOPLE.fullmatch(cell))
     return "numbers" if 2 * of_numbers >= total else "text"

@@ -118,10 +118,7 @@ def _is_one(names: Columns) -> bool:
 
 def _check_lengths(found: Mapping[tuple[str, Any], Column]) -> None:
     """Check that all columns have the same number of rows."""
-    shapes = {
-        key: (len(column.values.codes),) if isinstance(column.values, Text) else column.values.shape
-        for key, column in found.items()
-    }
+    shapes = {key: column.values.shape for key, column in found.items()}
     first = next((key for key in shapes if key[0] == "client"), next(iter(shapes)))
     for (argument, name), shape in shapes.items():
         if shape[:1] != shapes[first][:1]:
@@ -134,8 +131,7 @@ def _check_lengths(found: Mapping[tuple[str, Any], Column]) -> None:
 
 def _dropped(table: Table, found: Mapping[tuple[str, Any], Column]) -> np.ndarray:
     """Return which rows are left out, bool [n]; check that every mark has a meaning."""
-    values = next(iter(found.values())).values
-    dropped = np.zeros(len(values.codes if isinstance(values, Text) else values), bool)
+    dropped = np.zeros(next(iter(found.values())).values.shape[:1], bool)
     for (argument, name), column in found.items():
         about = f"{argument}: the column {name!r}"
         open_marks = [mark for mark in column.marks if table.missing.of(mark) is None]

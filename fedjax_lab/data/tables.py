@@ -258,13 +258,11 @@ class Table:
 
     def _of_ids(self, ids: np.ndarray, marks: dict[str, np.ndarray]) -> Column:
         """Find the marks of the user's among ids that are integers, exactly."""
-        if ids.dtype.kind in "iu" and ids.ndim == 1:
-            known = np.concatenate([np.array([], int), *marks.values()])
-            for mark in self.missing.marks:
-                if re.fullmatch(_PLAIN_INTEGER, mark) and self.missing.of(mark) != "keep":
-                    rows = np.setdiff1d(np.flatnonzero(ids == int(mark)), known)
-                    marks = {**marks, mark: rows} if len(rows) else marks
-        return Column(ids, marks)
+        if ids.dtype.kind not in "iu" or ids.ndim > 1:
+            return Column(ids, marks)
+        known = [mark for mark in self.missing.marks if self.missing.of(mark) != "keep"]
+        integers = {mark: int(mark) for mark in known if re.fullmatch(_PLAIN_INTEGER, mark)}
+        return _with_marks(ids, marks, integers)
 
     def _of_numbers(self, about: str, array: np.ndarray, marks: dict[str, np.ndarray]) -> Column:
         """Find missing values among numbers: NaN, and the marks of the user's that are numbers."""
@@ -280,13 +278,19 @@ class Table:
                     f"{about} has values that are missing, NaN or infinite, the first in "
                     f"{self.where(row)}; fill them or remove their rows."
                 )
-        if array.dtype.kind in "iuf" and array.ndim == 1:
-            known = np.concatenate([np.array([], int), *marks.values()])
-            for mark in filter(cells.is_number, self.missing.marks):
-                rows = np.setdiff1d(np.flatnonzero(array == float(mark)), known)
-                if len(rows):
-                    marks = {**marks, mark: rows}
-        return Column(array, marks)
+        if array.dtype.kind not in "iuf" or array.ndim > 1:
+            return Column(array, marks)
+        known = filter(cells.is_number, self.missing.marks)
+        return _with_marks(array, marks, {mark: float(mark) for mark in known})
+
+
+def _with_marks(
+    values: np.ndarray, marks: dict[str, np.ndarray], numbers: Mapping[str, float]
+) -> Column:
+    """Add marks that are numbers, at the rows that have them and no other mark."""
+    marked = np.concatenate([np.array([], int), *marks.values()])
+    rows = {m: np.setdiff1d(np.flatnonzero(values == n), marked) for m, n in numbers.items()}
+    return Column(values, marks | {mark: found for mark, found in rows.items() if len(found)})
 
 
 def missing_error(table: Table, about: str, column: Column, marks: Sequence[str]) -> ValueError:
