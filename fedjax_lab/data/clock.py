@@ -189,9 +189,7 @@ class ClientTimes:
             object.__setattr__(self, name, _of_clients(name, getattr(self, name)))
         if self.availability is not None:
             object.__setattr__(self, "availability", _availability(self.availability))
-        sizes = {name: len(getattr(self, name)) for name in _OF_CLIENTS if self._is_array(name)}
-        if self.availability is not None and self.availability.shape[1] > 1:
-            sizes["availability"] = self.availability.shape[1]
+        sizes = {name: array.shape[-1] for name, array in self._arrays().items()}
         if len(set(sizes.values())) > 1:
             found = ", ".join(f"{name} of {size}" for name, size in sizes.items())
             raise ValueError(f"times have arrays of different lengths ({found}); all must be [N].")
@@ -200,8 +198,12 @@ class ClientTimes:
         if self.deadline is not None:
             check_number("deadline", self.deadline, minimum=0.0, exclusive_minimum=True)
 
-    def _is_array(self, name: str) -> bool:
-        return np.ndim(getattr(self, name)) == 1
+    def _arrays(self) -> dict[str, np.ndarray]:
+        """Return the values that differ between clients, [..., N], by name."""
+        found = {name: getattr(self, name) for name in _OF_CLIENTS if np.ndim(getattr(self, name))}
+        if self.availability is not None and self.availability.shape[1] > 1:
+            found["availability"] = self.availability
+        return found
 
     @classmethod
     def log_normal(
@@ -280,21 +282,14 @@ class ClientTimes:
           ValueError: an array has another N.
         """
         self._check_clients(num_clients)
-        taken = {name: getattr(self, name)[ids] for name in _OF_CLIENTS if self._is_array(name)}
-        if self.availability is not None and self.availability.shape[1] > 1:
-            taken["availability"] = self.availability[:, ids]
+        taken: dict[str, Any] = {name: array[..., ids] for name, array in self._arrays().items()}
         return dataclasses.replace(self, **taken)
 
     def _check_clients(self, num_clients: int) -> None:
-        for name in _OF_CLIENTS:
-            value = getattr(self, name)
-            if np.ndim(value) == 1 and len(value) != num_clients:
-                raise ValueError(f"times.{name} has {len(value)} clients; N is {num_clients}.")
-        there = self.availability
-        if there is not None and there.shape[1] not in (1, num_clients):
-            raise ValueError(
-                f"times.availability has {there.shape[1]} clients; N is {num_clients}."
-            )
+        for name, array in self._arrays().items():
+            size = array.shape[-1]
+            if size != num_clients:
+                raise ValueError(f"times.{name} has {size} clients; N is {num_clients}.")
 
     def resolve(
         self, num_clients: int, bytes_up: Any, bytes_down: Any, gradients_per_step: int = 1
@@ -319,6 +314,7 @@ class ClientTimes:
         if self.deadline is not None:  # in float64: an integer per client, exact on the device
             left = self.deadline * (1 + ROUNDING) - exchange
             most_steps = np.clip(np.floor(left / step), 0, LARGEST_INT).astype(np.int32)
+            most_steps = jnp.asarray(most_steps)
         there = self.availability
         if there is not None:
             there = jnp.asarray(np.broadcast_to(there, (len(there), num_clients)))
@@ -327,7 +323,7 @@ class ClientTimes:
             jnp.asarray(step, real),
             jnp.asarray(exchange, real),
             there,
-            None if most_steps is None else jnp.asarray(most_steps),
+            most_steps,
             self.rounds_per_period,
             self.over_selection,
             self.deadline,

@@ -21,8 +21,7 @@ from fedjax_lab.data.heterogeneity import (
     labels_of,
     targets_of,
 )
-from fedjax_lab.data.partition import Partition, number_owners
-from fedjax_lab.data.partition import split_indices as _split_indices
+from fedjax_lab.data.partition import Partition, number_owners, split_indices
 from fedjax_lab.data.sources import Examples
 from fedjax_lab.machine.extras import missing
 from fedjax_lab.signatures import suggest_keywords
@@ -235,18 +234,17 @@ def divide(
             f"num_clients is None; with spec {spec!r} it must be the number of clients, an integer."
             " Only an array of ids determines the number by itself."
         )
-    if not isinstance(spec, str) and num_clients is None:
+    if not isinstance(spec, str) and (num_clients is None or np.asarray(spec).dtype.kind in "OUS"):
         names, spec = number_owners(spec, check_int("min_size", min_size, minimum=0))
-        num_clients = len(names)
-    elif not isinstance(spec, str) and np.asarray(spec).dtype.kind in "OUS":
-        names, spec = number_owners(spec, check_int("min_size", min_size, minimum=0))
-        if len(names) != num_clients:
+        if num_clients not in (None, len(names)):
             raise ValueError(
                 f"num_clients is {num_clients}; spec has {len(names)} different text ids: omit "
                 "num_clients."
             )
+        num_clients = len(names)
+    assert num_clients is not None
     labels = np.empty((n, 0)) if targets is None else np.asarray(targets)
-    return _split_indices(labels, spec, num_clients, seed, min_size), names  # type: ignore[arg-type]
+    return split_indices(labels, spec, num_clients, seed, min_size), names
 
 
 def as_examples(tree: Any) -> Any:

@@ -13,11 +13,7 @@ import numpy as np
 
 def _iid(rng, labels, num_clients, value, min_size):
     del value, min_size
-    owners = np.empty(len(labels), np.int64)
-    owners[rng.permutation(len(labels))] = np.repeat(
-        np.arange(num_clients), _equal_sizes(len(labels), num_clients)
-    )
-    return owners
+    return _at_random(rng, _equal_sizes(len(labels), num_clients))
 
 
 def _contiguous(rng, labels, num_clients, value, min_size):
@@ -102,12 +98,8 @@ def _similarity(rng, labels, num_clients, percent, min_size):
 
 
 def _quantity(rng, labels, num_clients, alpha, min_size):
-    n = len(labels)
     log_p = _log_dirichlet(rng, alpha, (1, num_clients))[0]
-    sizes = min_size + _cut(log_p, n - num_clients * min_size)
-    owners = np.empty(n, np.int64)
-    owners[rng.permutation(n)] = np.repeat(np.arange(num_clients), sizes)
-    return owners
+    return _at_random(rng, min_size + _cut(log_p, len(labels) - num_clients * min_size))
 
 
 SCHEMES: dict[str, Callable[..., np.ndarray]] = {
@@ -120,6 +112,13 @@ SCHEMES: dict[str, Callable[..., np.ndarray]] = {
     "quantity": _quantity,
 }
 BY_LABEL = ("dirichlet", "dirichlet_equal", "classes_per_client", "similarity")
+
+
+def _at_random(rng: np.random.Generator, sizes: np.ndarray) -> np.ndarray:
+    """Assign random examples to clients of these sizes; returns owners [n]."""
+    owners = np.empty(sizes.sum(), np.int64)
+    owners[rng.permutation(len(owners))] = np.repeat(np.arange(len(sizes)), sizes)
+    return owners
 
 
 def _equal_sizes(n: int, parts: int) -> np.ndarray:

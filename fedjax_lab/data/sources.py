@@ -213,8 +213,8 @@ def num_classes(train: Any) -> int:
             f"train.y has shape {y.shape} and dtype {y.dtype}; classes are integers [n], words "
             "integers [n, L]."
         )
-    largest = int(np.max(np.asarray(train.y)))
-    if np.ndim(train.y) > 1:
+    largest = int(y.max())
+    if y.ndim > 1:
         words = getattr(train.x, "tokens", train.x)
         largest = max(largest, int(np.max(np.asarray(words))), 1)
     return largest + 1
