@@ -21,7 +21,7 @@ from fedjax_lab.storage.run_dir import (
     restored_row,
     run_id,
 )
-from fedjax_lab.tree import path_text
+from fedjax_lab.tree import by_path, path_text
 from fedjax_lab.types import Params, PyTree
 
 Leaves = list[tuple[list[str | int], np.ndarray]]  # each with its path
@@ -61,7 +61,7 @@ def load_run(run_dir: str | Path, *, like: PyTree = None) -> SavedRun:
     Raises:
       FileNotFoundError: there is no such directory, no run in it, or no checkpoint yet.
       ValueError: a file is damaged, checkpoints belong to another run, or the params have other
-        names, shapes or dtypes than ``like``.
+        names, shapes or dtypes than ``like``, or two leaves of one path.
     """
     path = Path(run_dir)
     if not path.is_dir():
@@ -95,20 +95,17 @@ def _nested(leaves: Leaves) -> Params:
 
 
 def _structured(leaves: Leaves, like: PyTree) -> Params:
-    def described(tree: PyTree) -> dict[str, str]:
-        return {name: f"{leaf.dtype}{list(leaf.shape)}" for name, leaf in named_leaves(tree)}
+    def kind(leaf: Any) -> str:
+        return "nothing" if leaf is None else f"{leaf.dtype}{list(leaf.shape)}"
 
-    there, asked = described(_nested(leaves)), described(like)
+    there, asked = by_path(_nested(leaves)), by_path(like)
     for name in sorted({*there, *asked}):
-        if there.get(name) != asked.get(name):
+        found, wanted = kind(there.get(name)), kind(asked.get(name))
+        if found != wanted:
             raise ValueError(
-                f"like has {asked.get(name, 'nothing')} at {name!r}, where the run's params have "
-                f"{there.get(name, 'nothing')}."
+                f"like has {wanted} at {name or 'params'!r}, where the run's params have {found}."
             )
-    found = dict(named_leaves(_nested(leaves)))
-    return jax.tree.unflatten(
-        jax.tree.structure(like), [found[name] for name, _ in named_leaves(like)]
-    )
+    return jax.tree.unflatten(jax.tree.structure(like), [there[name] for name in asked])
 
 
 def named_leaves(tree: PyTree) -> Iterator[tuple[str, Any]]:

@@ -68,14 +68,18 @@ def test_an_interrupted_run_has_the_rows_and_the_params_of_its_checkpoint(tmp_pa
     assert_same_bits(run(run_dir=tmp_path, **SHORT).params, finished[1].params)
 
 
+def save(run_dir, params):
+    config = {"seed": 0}
+    (run_dir / "config.json").write_text(json.dumps(config))
+    checkpoints = Checkpoints(run_dir / "checkpoints", run_id(config))
+    checkpoints.save(3, {"server": params}, {"rows": []}, params)
+    checkpoints.close()
+
+
 def test_other_structures_are_nested_dicts_or_like_the_params_given(tmp_path):
     tree = {"layers": [Layer(jnp.ones((2, 3)), [jnp.float32(4), jnp.bfloat16(5)])], "b": (1.0,)}
     tree = jax.tree.map(jnp.asarray, tree)
-    config = {"seed": 0}
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    checkpoints = Checkpoints(tmp_path / "checkpoints", run_id(config))
-    checkpoints.save(3, {"server": tree}, {"rows": []}, tree)
-    checkpoints.close()
+    save(tmp_path, tree)
     nested = fedjax_lab.load_run(tmp_path).params
     assert_same_bits(nested["layers"][0]["kernel"], np.ones((2, 3), np.float32))
     assert nested["layers"][0]["scales"][1].dtype == jnp.bfloat16
@@ -85,6 +89,14 @@ def test_other_structures_are_nested_dicts_or_like_the_params_given(tmp_path):
     other = {**tree, "b": (jnp.ones(2),)}
     with pytest.raises(ValueError, match=r"like has float32\[2\] at 'b/0', .* float32\[\]"):
         fedjax_lab.load_run(tmp_path, like=other)
+
+
+def test_leaves_whose_paths_read_alike_are_not_mixed_up(tmp_path):
+    params = {"a": {"b": jnp.zeros(2)}, "a/b": jnp.ones(2)}
+    save(tmp_path, params)
+    assert_same_bits(fedjax_lab.load_run(tmp_path).params, params)
+    with pytest.raises(ValueError, match="two leaves have the path 'a/b'"):
+        fedjax_lab.load_run(tmp_path, like=params)
 
 
 def checkpoint(directory, round, **more):
