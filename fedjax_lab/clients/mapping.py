@@ -161,12 +161,13 @@ def parse_client_map(
     else:
         devices = tuple(jax.local_devices() if kind == "pmap" else jax.devices())
         number = len(devices)
-    if max(count * max(parts, 1), 1) > number:
+    width = max(parts, 1)  # devices of a share
+    if max(count * width, 1) > number:
         raise ValueError(
             f"{argument} is {client_map!r}; there are {number} {platform_of(target)} devices."
         )
     if not devices:  # a target without devices
-        shares = count or number // max(parts, 1)
+        shares = count or number // width
 
         def run(*arguments: Any) -> Any:
             raise ValueError(
@@ -174,8 +175,8 @@ def parse_client_map(
                 "only described: it has no devices to run on."
             )
 
-        return ClientMap(client_map, kind, 1, run, shares, max(parts, 1))
-    devices = devices[: count * max(parts, 1)] if count else devices
+        return ClientMap(client_map, kind, 1, run, shares, width)
+    devices = devices[: count * width] if count else devices
     mesh = client_mesh(devices, parts)
     shares = mesh.shape[AXIS]
     on_device = parse_client_map(share or single_device_map(target))
@@ -194,7 +195,7 @@ def parse_client_map(
         shares * on_device.multiple,
         spread,
         shares,
-        max(parts, 1),
+        width,
         devices,
         deal,
         mesh,
@@ -309,16 +310,11 @@ def _together(leaf):
     return leaf.reshape(leaf.shape[0] * leaf.shape[1], *leaf.shape[2:])
 
 
-def _combine(coefficients, trees):
-    """Compute {rule: sum_s coefficients[rule][s] * trees[rule][s]}."""
-    return {rule: tree.weighted_sum(summed, coefficients[rule]) for rule, summed in trees.items()}
-
-
 def _vmapped(fn: ClientFn, shared, clients, coefficients, lengths):
     longest = None if lengths is None else lengths.max()
     with tracing_at_once():
         summed, kept = jax.vmap(fn, in_axes=(None, 0, None))(shared, clients, longest)
-    return _combine(coefficients, summed), kept
+    return {rule: tree.weighted_sum(summed[rule], coefficients[rule]) for rule in summed}, kept
 
 
 def _chunked(size: int):

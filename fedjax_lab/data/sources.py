@@ -147,7 +147,7 @@ def load(
         if scheme == "npz":
             return checked_splits(rest, files.read_npz(Path(rest), name))
         if scheme == "tfds":
-            return _load_tfds(rest, data_dir)
+            return _load_tfds(name, data_dir)
         return _load_text(
             name,
             data_dir,
@@ -162,7 +162,7 @@ def load(
     check_choice("name", name, DATASETS)
     if name in _TFDS_ALIASES:
         try:
-            return _load_tfds(name, data_dir)
+            return _load_tfds(f"tfds:{name}", data_dir)
         except (ImportError, FileNotFoundError) as error:
             other = "idx:FOLDER" if name == "mnist" else f"{name}:PATH"
             raise type(error)(f"{error} {other} reads its files without it.") from error
@@ -226,7 +226,7 @@ def _load_fashion_mnist(data_dir: str | Path | None) -> tuple[Examples, Examples
         arrays = files.read_idx_files(folder, "fashion_mnist")
         return checked_splits("fashion_mnist", arrays)
     try:
-        return _load_tfds("fashion_mnist", data_dir)
+        return _load_tfds("tfds:fashion_mnist", data_dir)
     except (ImportError, FileNotFoundError) as error:
         omitted = "" if data_dir is None else " and omit data_dir"
         raise FileNotFoundError(
@@ -238,7 +238,7 @@ def _load_fashion_mnist(data_dir: str | Path | None) -> tuple[Examples, Examples
 
 def _load_tfds(name: str, data_dir: str | Path | None) -> tuple[Examples, Examples]:
     arrays, classes = tfds.read_images(name, data_dir)
-    return checked_splits(f"tfds:{name}", arrays, classes)
+    return checked_splits(name, arrays, classes)
 
 
 def _load_text(

@@ -14,7 +14,7 @@ def read_images(name: str, data_dir: str | Path | None) -> tuple[dict[str, np.nd
     """Read a prepared image-classification set.
 
     Args:
-      name: name of the set in TFDS.
+      name: ``tfds:`` and what TFDS calls the set.
       data_dir: the TFDS directory; None: TFDS's own.
 
     Returns:
@@ -25,12 +25,12 @@ def read_images(name: str, data_dir: str | Path | None) -> tuple[dict[str, np.nd
       FileNotFoundError: the set is not prepared.
       ValueError: TFDS knows no such set, or it is no image classification.
     """
-    tfds, builder, prepare = open_tfds(f"tfds:{name}", data_dir)
-    info, sources = builder.info, _train_and_test(f"tfds:{name}", builder, prepare)
-    keys = image_and_label(f"tfds:{name}", tfds, info)
+    tfds, builder, prepare = open_tfds(name, data_dir)
+    info, sources = builder.info, _train_and_test(name, builder, prepare)
+    keys = image_and_label(name, tfds, info)
     arrays: dict[str, np.ndarray] = {}
     for part, source in sources.items():
-        arrays[f"x_{part}"], arrays[f"y_{part}"] = _read_source(f"tfds:{name}", source, keys)
+        arrays[f"x_{part}"], arrays[f"y_{part}"] = _read_source(name, source, keys)
     return arrays, info.features[keys[1]].num_classes
 
 
