@@ -163,10 +163,6 @@ def _participation(
 def check_values(batch: CohortBatch, num_clients: jax.Array) -> tuple[int, int]:
     """Check the shapes of a batch, and its values that are not traced; returns (S, K).
 
-    Args:
-      batch: the batch of a round.
-      num_clients: int32 scalar N.
-
     Raises:
       TypeError, ValueError: as in ``complete_batch``.
     """
@@ -176,12 +172,7 @@ def check_values(batch: CohortBatch, num_clients: jax.Array) -> tuple[int, int]:
 
 
 def note_count(after: jax.Array, before: jax.Array) -> None:
-    """Note that a round left N as it was.
-
-    Args:
-      after: N in the state after the round.
-      before: N in the state before it.
-    """
+    """Note that a round left N as it was."""
     KNOWN.add(after, _count(before))
 
 

@@ -67,10 +67,6 @@ def is_divided(size: int, devices: int) -> bool:
 
     A program that sends them together needs two operations in place of about six for each leaf.
     With two devices it moves as many bytes, with more devices up to half as many times as devices.
-
-    Args:
-      size: number of elements of the leaf.
-      devices: number of devices.
     """
     # With a divided model, joining leaves would gather their parts.
     most = _SMALL if held_layout() is not None else max(_SMALL, _GATHERED // devices)

@@ -39,10 +39,6 @@ WORDS: dict[str, Callable[[str], bool]] = {
 def check_leaves(argument: str, leaves: Leaves) -> Leaves:
     """Check that ``leaves`` selects paths, and return it.
 
-    Args:
-      argument: the argument's name, for the error.
-      leaves: a word, a pattern or a function.
-
     Raises:
       TypeError: it is none of these.
       ValueError: it is no regular expression.
@@ -89,11 +85,7 @@ def check_some(method: str, argument: str, leaves: Leaves, params: Params) -> No
 
 
 def paths_of(params: PyTree) -> list[str]:
-    """Return the paths of all leaves, such as "blocks_0/dense/kernel".
-
-    Args:
-      params: pytree.
-    """
+    """Return the paths of all leaves, such as "blocks_0/dense/kernel"."""
     return [path_text(path) for path, _ in jax.tree_util.tree_leaves_with_path(params)]
 
 
@@ -114,22 +106,14 @@ def split(params: PyTree, leaves: Leaves) -> tuple[PyTree, PyTree]:
 
 
 def join(part: PyTree, other: PyTree) -> Params:
-    """Join two parts to params.
-
-    Args:
-      part, other: as ``split`` returns them.
-    """
+    """Join two parts, as ``split`` returns them, to params."""
     return jax.tree.map(
         lambda a, b: b if a is None else a, part, other, is_leaf=lambda leaf: leaf is None
     )
 
 
 def exact_mean(rows: PyTree) -> PyTree:
-    """Average a table [N, ...] over its clients; if all rows are equal, exactly that row.
-
-    Args:
-      rows: pytree of arrays [N, ...].
-    """
+    """Average a table [N, ...] over its clients; if all rows are equal, exactly that row."""
     return jax.tree.map(lambda r: r[0] + (r - r[:1]).mean(0).astype(r.dtype), rows)
 
 

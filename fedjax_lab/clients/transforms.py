@@ -21,9 +21,6 @@ def direction(transform: Any) -> int | None:
     """Return -1 for a transformation that turns a vector round, and 1 for one that keeps its signs.
 
     0: neither. None: it cannot be told, because it is made for params of a certain structure.
-
-    Args:
-      transform: optax transformation.
     """
     found = _directions(transform, jnp.zeros(_VECTOR))
     return None if found is None else found[0]
@@ -57,12 +54,6 @@ def transformed(
     transform: optax.GradientTransformation, grads: PyTree, state: PyTree, params: Params
 ) -> tuple[PyTree, PyTree]:
     """Transform a client's gradient or direction; returns (the result, new state).
-
-    Args:
-      transform: optax transformation.
-      grads: in the structure of the params.
-      state: the transformation's state.
-      params: the local params.
 
     Raises:
       TypeError: it needs more than these, such as the loss.

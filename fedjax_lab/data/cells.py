@@ -46,11 +46,7 @@ class Text(NamedTuple):
         return self.codes.shape
 
     def rows_of(self, value: str) -> np.ndarray:
-        """Return the rows with this value.
-
-        Args:
-          value: one of ``distinct``.
-        """
+        """Return the rows with this value, one of ``distinct``."""
         return np.flatnonzero(self.codes == self.distinct.index(value))
 
 
@@ -84,28 +80,15 @@ class Missing:
                 )
 
     def has(self, meaning: str) -> bool:
-        """Return True if a mark has this meaning.
-
-        Args:
-          meaning: one of ``MEANINGS``.
-        """
+        """Return True if a mark has this meaning."""
         return meaning in (self.of_all, *self.marks.values())
 
     def of(self, mark: str) -> Any:
-        """Return the meaning of a mark, or None.
-
-        Args:
-          mark: text of a cell.
-        """
+        """Return the meaning of a mark, or None."""
         return self.marks.get(mark.strip().lower(), self.of_all)
 
     def is_mark(self, cell: str, marks: tuple[str, ...]) -> bool:
-        """Return True if text is one of ``marks`` or of the user's marks.
-
-        Args:
-          cell: text of a cell.
-          marks: ``MARKS`` or ``TEXT_MARKS``.
-        """
+        """Return True if text is one of ``marks``, of this file, or of the user's marks."""
         cell = cell.strip().lower()
         return cell in marks or cell in self.marks
 
@@ -132,29 +115,17 @@ def check_text(about: str, text: str) -> str:
 
 
 def is_number(cell: str) -> bool:
-    """Return True if text is a number as programs write it.
-
-    Args:
-      cell: text of a cell.
-    """
+    """Return True if text is a number as programs write it."""
     return _NUMBER.fullmatch(cell) is not None
 
 
 def is_truth(cell: str) -> bool:
-    """Return True if text is "true" or "false", in any case.
-
-    Args:
-      cell: text of a cell.
-    """
+    """Return True if text is "true" or "false", in any case."""
     return cell.strip().lower() in ("true", "false")
 
 
 def to_numbers(cells: list[str]) -> np.ndarray:
-    """Convert text to int64 or float64 [d].
-
-    Args:
-      cells: text, each of which ``is_number``.
-    """
+    """Convert text, all of it numbers by ``is_number``, to int64 or float64 [d]."""
     if all(map(_INTEGER.fullmatch, cells)):
         try:
             return np.array(list(map(int, cells)), np.int64)
@@ -168,10 +139,6 @@ def kind_of(text: Text, missing: Missing) -> str:
 
     It is "numbers" if at least half of the cells that are not missing are numbers, also those that
     people write. Then other cells are mistakes.
-
-    Args:
-      text: the column.
-      missing: the meaning of marks.
     """
     counts = np.bincount(text.codes, minlength=len(text.distinct))
     filled = [

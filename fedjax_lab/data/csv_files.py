@@ -70,11 +70,7 @@ class CsvFile:
             raise ValueError(f"{path} has no rows but the names of its columns.")
 
     def text(self, place: int) -> Text:
-        """Return a column as text.
-
-        Args:
-          place: of the column.
-        """
+        """Return a column as text."""
         encoded = self.cells.column(place).dictionary_encode().unify_dictionaries()
         distinct = encoded.chunk(0).dictionary.to_pylist()
         codes = np.concatenate([chunk.indices.to_numpy() for chunk in encoded.chunks])
@@ -82,11 +78,7 @@ class CsvFile:
         return Text([distinct[code] for code in order], np.argsort(order)[codes])
 
     def numbers(self, place: int) -> np.ndarray | None:
-        """Return a column as int64 or float64 [n] if each cell is a number, or None.
-
-        Args:
-          place: of the column.
-        """
+        """Return a column as int64 or float64 [n] if each cell is a number, or None."""
         from pyarrow import compute, float64
 
         integers = self.integers(place, INTEGER)
@@ -96,12 +88,7 @@ class CsvFile:
         return compute.cast(trimmed, float64()).to_numpy()
 
     def integers(self, place: int, pattern: str) -> np.ndarray | None:
-        """Return a column as int64 [n] if each cell matches a pattern of integers, or None.
-
-        Args:
-          place: of the column.
-          pattern: regular expression.
-        """
+        """Return a column as int64 [n] if each cell matches a pattern of integers, or None."""
         from pyarrow import ArrowInvalid, compute, int64
 
         if not self._match(place, pattern):
@@ -119,11 +106,7 @@ class CsvFile:
         return bool(compute.all(found).as_py())
 
     def line_of(self, row: int) -> int:
-        """Return the line, counted from 1, in which a row begins.
-
-        Args:
-          row: counted from 0, without the header.
-        """
+        """Return the line, from 1, in which a row begins; rows count from 0, behind the header."""
         rows = self._rows(self.separator)
         return next(line for number, (line, _) in enumerate(rows, start=-1) if number == row)
 

@@ -14,10 +14,6 @@ _CHUNK = 1 << 20
 def stored_dtype(name: str, array: np.ndarray) -> np.dtype:
     """Return the dtype that an array has on a device: 32 bits in place of 64, in native byte order.
 
-    Args:
-      name: name of the array in errors.
-      array: [...], any.
-
     Raises:
       ValueError: it is not numeric, has masked values, is longer than 64 bits (long double), or has
         numbers that do not fit.
@@ -51,10 +47,6 @@ def stored_dtype(name: str, array: np.ndarray) -> np.dtype:
 def check_float32(name: str, array: np.ndarray) -> None:
     """Check that finite numbers are finite in float32.
 
-    Args:
-      name: name of the array in errors.
-      array: float64 [...].
-
     Raises:
       ValueError: a number is too large.
     """
@@ -72,10 +64,6 @@ def check_float32(name: str, array: np.ndarray) -> None:
 def common_length(name: str, tree: PyTree) -> int:
     """Return the length n of the first axis of all leaves.
 
-    Args:
-      name: name of the tree in errors.
-      tree: pytree of arrays [n, ...].
-
     Raises:
       ValueError: leaves have different lengths, a leaf is a scalar, or there is none.
     """
@@ -89,20 +77,12 @@ def common_length(name: str, tree: PyTree) -> int:
 
 
 def native(dtype: np.dtype) -> np.dtype:
-    """Return a dtype in the machine's byte order; FITS, netCDF 3 and IDX files have the other one.
-
-    Args:
-      dtype: any.
-    """
+    """Return a dtype in the machine's byte order; files of FITS or netCDF 3 have the other one."""
     return dtype if dtype.isnative else dtype.newbyteorder("=")
 
 
 def to_native(array: np.ndarray) -> np.ndarray:
-    """Convert an array to the machine's byte order; without a copy if it has it.
-
-    Args:
-      array: [...], any.
-    """
+    """Convert an array to the machine's byte order; without a copy if it has it."""
     return array.astype(native(array.dtype), copy=False)
 
 

@@ -51,11 +51,7 @@ def read_idx_files(
 
 
 def not_utf8(path: Path) -> ValueError:
-    """Build the error for a text file that is not UTF-8, with the line and what to do.
-
-    Args:
-      path: the file.
-    """
+    """Build the error for a text file that is not UTF-8, with the line and what to do."""
     with path.open("rb") as file:
         if file.read(2) in (b"\xff\xfe", b"\xfe\xff"):
             what, encoding = "line 1 begins as UTF-16 does; convert the file", "utf-16"
@@ -79,11 +75,7 @@ def _first_bad_line(file: Any) -> str:
 
 
 def has_idx(folder: Path) -> bool:
-    """Return True if a folder has MNIST's training images.
-
-    Args:
-      folder: the folder.
-    """
+    """Return True if a folder has MNIST's training images."""
     return _find_idx(folder, IDX_FILES["x_train"]) is not None
 
 
@@ -144,10 +136,6 @@ def read_idx(path: Path, *, ndim: int) -> np.ndarray:
 
 def check_unpacked(path: Path, size: int) -> None:
     """Refuse a file that declares a far larger unpacked size, before it is unpacked.
-
-    Args:
-      path: the file.
-      size: declared bytes after unpacking.
 
     Raises:
       ValueError: the size exceeds the limit, or the limit is not a number.

@@ -44,21 +44,13 @@ class Sampler(NamedTuple):
 
 
 def round_keys(key: Key, round: jax.Array) -> RoundKeys:
-    """Derive the keys of a round.
-
-    Args:
-      key: PRNG key of the run.
-      round: int32 scalar.
-    """
+    """Derive the keys of a round."""
     cohort, order, clients, dropout = jax.random.split(jax.random.fold_in(key, round), 4)
     return RoundKeys(key, cohort, order, clients, dropout)
 
 
 def check_key(key: Any) -> None:
     """Check that a value is a single typed PRNG key.
-
-    Args:
-      key: the value to check.
 
     Raises:
       TypeError, ValueError: it is no such key.

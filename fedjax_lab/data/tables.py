@@ -82,21 +82,13 @@ class Table:
             raise TypeError(f"table is a {type(table).__name__} without columns; pass {_ALLOWED}.")
 
     def where(self, row: int) -> str:
-        """Return the place of a row for messages: its number, and its line in a CSV file.
-
-        Args:
-          row: counted from 0.
-        """
+        """Return the place of a row, from 0, for messages; in a CSV file also its line."""
         if self._csv is not None:
             return f"row {row} (line {self._csv.line_of(row)} of {self._path})"
         return f"row {row}" + ("" if self._path is None else f" of {self._path}")
 
     def ids(self, argument: str, name: Any) -> Column:
         """Read a column of clients' ids: integers, or text as it is written.
-
-        Args:
-          argument: argument of the caller that has the name, for errors.
-          name: name of the column.
 
         Raises:
           ValueError: there is no such column, or it has values of several kinds.
@@ -294,14 +286,7 @@ def _with_marks(
 
 
 def missing_error(table: Table, about: str, column: Column, marks: Sequence[str]) -> ValueError:
-    """Build the error for missing values without a meaning.
-
-    Args:
-      table: the table.
-      about: the argument and the column.
-      column: the column.
-      marks: those of its marks that have no meaning.
-    """
+    """Build the error for missing values without a meaning."""
     mark = min(marks, key=lambda mark: column.marks[mark][0])
     place = table.where(int(column.marks[mark][0]))
     is_nan = not isinstance(column.values, Text) and column.values.dtype.kind == "f"
@@ -311,11 +296,7 @@ def missing_error(table: Table, about: str, column: Column, marks: Sequence[str]
 
 
 def as_text(values: list[str]) -> Text:
-    """Number the values of a column of text.
-
-    Args:
-      values: text of each row.
-    """
+    """Number the values of a column of text."""
     distinct = sorted(set(values))
     places = {value: place for place, value in enumerate(distinct)}
     return Text(distinct, np.fromiter((places[value] for value in values), np.int64, len(values)))

@@ -100,11 +100,6 @@ def read_columns(
 def image_and_label(name: str, tfds: Any, info: Any) -> tuple[str, str]:
     """Return the feature names of a set's images and labels.
 
-    Args:
-      name: name of the set, for errors.
-      tfds: tensorflow_datasets.
-      info: info of the builder.
-
     Raises:
       ValueError: it is no image classification.
     """
@@ -168,12 +163,6 @@ def _train_and_test(name: str, builder: Any, prepare: str) -> dict[str, Any]:
 
 def source_of(name: str, builder: Any, split: str, prepare: str) -> Any:
     """Open the records of a split for reading by index.
-
-    Args:
-      name: name of the set, for errors.
-      builder: builder of the set.
-      split: name of the split.
-      prepare: how to prepare the set again, for errors.
 
     Raises:
       ValueError: the set's format does not support reading by index.

@@ -51,11 +51,7 @@ def add_bits(digest: Any, array: np.ndarray) -> None:
 
 
 def hash_arrays(tree: PyTree) -> str:
-    """Hash all leaves: paths, shapes, dtypes and bits.
-
-    Args:
-      tree: pytree of arrays.
-    """
+    """Hash all leaves: paths, shapes, dtypes and bits."""
     digest = hashlib.sha256()
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
         add_array(digest, jax.tree_util.keystr(path), leaf)
@@ -63,11 +59,7 @@ def hash_arrays(tree: PyTree) -> str:
 
 
 def are_the_same(one: PyTree, other: PyTree) -> bool:
-    """Return True if two trees have the same arrays, bit for bit, at the same paths.
-
-    Args:
-      one, other: pytrees of arrays.
-    """
+    """Return True if two trees have the same arrays, bit for bit, at the same paths."""
     leaves, others = (jax.tree_util.tree_leaves_with_path(tree) for tree in (one, other))
     if len(leaves) == len(others) and all(
         path == there and leaf is found
@@ -78,11 +70,7 @@ def are_the_same(one: PyTree, other: PyTree) -> bool:
 
 
 def hash_program(lowered: jax.stages.Lowered) -> str:
-    """Hash a lowered program: its operations and constants, without source locations.
-
-    Args:
-      lowered: result of ``jax.jit(function).lower(...)``.
-    """
+    """Hash a lowered program: its operations and constants, without source locations."""
     return hashlib.sha256(lowered.as_text().encode()).hexdigest()[:_LENGTH]
 
 
@@ -109,11 +97,7 @@ def hash_function(function: Any) -> str | None:
 
 
 def has_old_scheme(hashed: str | None) -> bool:
-    """Return True for the hash of a function by version 0.4 or before, to compare with none of now.
-
-    Args:
-      hashed: result of ``hash_function``.
-    """
+    """Return True for a function's hash by version 0.4 or before, to compare with none of now."""
     return hashed is not None and not hashed.startswith(_SCHEME)
 
 

@@ -9,9 +9,6 @@ from typing import Any
 def parse_json(text: str) -> Any:
     """Parse JSON like ``json.loads``, but accept only finite numbers and distinct keys.
 
-    Args:
-      text: JSON.
-
     Raises:
       ValueError: it is not JSON, is nested too deeply, has a key twice in an object, or has NaN or
         a number beyond a float.
@@ -48,9 +45,6 @@ def parse_json(text: str) -> Any:
 
 def check_distinct(keys: Sequence[Any]) -> None:
     """Check that an object of a file has each key once.
-
-    Args:
-      keys: its keys.
 
     Raises:
       ValueError: a key stands twice.

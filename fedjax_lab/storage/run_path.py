@@ -12,9 +12,6 @@ _PATTERN = "*?[]\\"  # the checkpoint library reads these as patterns, or as a "
 def check_run_dir(run_dir: Any) -> None:
     """Check that checkpoints can be written to a directory and read again.
 
-    Args:
-      run_dir: argument of ``simulate``.
-
     Raises:
       TypeError: it is not a path.
       ValueError: its name, or that of a parent folder, contains characters that the checkpoint
