@@ -32,18 +32,12 @@ def divide_cpu() -> None:
     config: Any = jax.config  # attributes are created at run time
     if config.jax_num_cpu_devices > 0 or _XLA_FLAG in os.environ.get("XLA_FLAGS", ""):
         return
-    count = _chosen() or _cores()
+    text = os.environ.get(_VARIABLE, "")
+    if text and (not text.isdigit() or int(text) < 1):
+        raise ValueError(f"{_VARIABLE} is {text!r}; it must be a positive integer.")
+    count = int(text) if text else _cores()
     with contextlib.suppress(RuntimeError):  # the backend has started already
         config.update("jax_num_cpu_devices", count)
-
-
-def _chosen() -> int | None:
-    text = os.environ.get(_VARIABLE, "")
-    if not text:
-        return None
-    if not text.isdigit() or int(text) < 1:
-        raise ValueError(f"{_VARIABLE} is {text!r}; it must be a positive integer.")
-    return int(text)
 
 
 def _cores() -> int:

@@ -59,12 +59,13 @@ class HostTable:
         self.start: PyTree = None
         self.owned: np.ndarray | None = None
         self._count = 0
-        self._places = np.full(num_clients, -1, np.int32)  # positions in the files
+        # Positions in the files; -1 for rows that are in none, and for padding, the last entry.
+        self._places = np.full(num_clients + 1, -1, np.int32)
 
     @property
     def seen(self) -> np.ndarray:
         """Clients whose rows have been written, bool [N]."""
-        return self._places >= 0
+        return self._places[:-1] >= 0
 
     def _open(self) -> list[np.memmap]:
         """Create the files, before the first row is written."""
@@ -119,14 +120,13 @@ class HostTable:
           ValueError: ``ids`` are not [M] or out of range, or a row is stored by another process.
         """
         ids = self._checked(ids)
-        if self.owned is not None and not self.owned[ids[ids < self.num_clients]].all():
+        real = ids < self.num_clients
+        if self.owned is not None and not self.owned[ids[real]].all():
             raise ValueError(
                 "ids has clients whose rows another process stores; the attribute owned says which "
                 "rows are here. fedjax_lab.simulation.host_store.all_rows gathers all rows."
             )
-        places = np.where(
-            ids < self.num_clients, self._places[np.minimum(ids, self.num_clients - 1)], -1
-        )
+        places = self._places[ids]
         there = places >= 0
         files = iter(self._files or ())
         starts = iter(() if self.start is None else jax.tree.leaves(self.start))
@@ -134,7 +134,6 @@ class HostTable:
         def one(first):
             rows = np.broadcast_to(first, (len(ids), *first.shape)).copy()
             if self.start is not None:
-                real = ids < self.num_clients
                 rows[real] = next(starts)[ids[real]]
             if first.nbytes and there.any():
                 rows.reshape(len(ids), -1).view(np.uint8)[there] = next(files)[places[there]]
