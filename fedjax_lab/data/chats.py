@@ -37,7 +37,7 @@ from fedjax_lab.data.federated import FederatedArrays
 from fedjax_lab.data.files import read_parquet
 from fedjax_lab.data.packing import Sentence, pack
 from fedjax_lab.data.sources import Examples
-from fedjax_lab.machine.extras import missing
+from fedjax_lab.machine.extras import imported
 from fedjax_lab.signatures import suggest_keywords
 
 Records = str | Path | Iterable[Mapping[str, Any]]
@@ -391,11 +391,8 @@ class _Encoder:
 
 
 def _tokenizer_class() -> Any:
-    try:
-        from tokenizers import Tokenizer
-    except ImportError as error:
-        raise missing("a tokenizer needs the package tokenizers", "pretrained") from error
-    return Tokenizer
+    needs = "a tokenizer needs the package tokenizers"
+    return imported("tokenizers", needs, "pretrained").Tokenizer
 
 
 def _copied(tokenizer: Any) -> Any:

@@ -11,6 +11,7 @@ import numpy as np
 
 from fedjax_lab.data.cells import INTEGER, NUMBER, Text
 from fedjax_lab.data.files import not_utf8
+from fedjax_lab.machine.extras import imported
 
 SEPARATORS = (",", "\t", ";", "|")
 _BLOCK = 2**24  # bytes that pyarrow parses at once; a row of a file with quotes must fit
@@ -38,9 +39,9 @@ class CsvFile:
     """
 
     def __init__(self, path: Path):
-        import pyarrow
-        from pyarrow import csv as arrow
-
+        needs = f"table is {str(path)!r}, which needs pyarrow"
+        pyarrow = imported("pyarrow", needs, "tables")
+        arrow = imported("pyarrow.csv", needs, "tables")
         self.path = path
         headers = {separator: self._header(separator) for separator in SEPARATORS}
         self.separator = max(SEPARATORS, key=lambda separator: len(headers[separator]))

@@ -23,7 +23,7 @@ from fedjax_lab.data.heterogeneity import (
 )
 from fedjax_lab.data.partition import Partition, number_owners, split_indices
 from fedjax_lab.data.sources import Examples
-from fedjax_lab.machine.extras import missing
+from fedjax_lab.machine.extras import imported
 from fedjax_lab.signatures import suggest_keywords
 
 # Largest numbers of clients and of names that are legible in a figure.
@@ -148,11 +148,8 @@ class FederatedArrays:
         Raises:
           ImportError: matplotlib is missing.
         """
-        try:
-            from matplotlib.figure import Figure
-        except ImportError as error:
-            raise missing("plot needs matplotlib", "report") from error
-        figure = _draw(Figure, self)
+        figures = imported("matplotlib.figure", "plot needs matplotlib", "report")
+        figure = _draw(figures.Figure, self)
         if path is not None:
             figure.savefig(path, dpi=150)
         return figure

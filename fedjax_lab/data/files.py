@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from fedjax_lab.machine.extras import missing
+from fedjax_lab.machine.extras import imported
 
 IDX_FILES = {
     "x_train": "train-images-idx3-ubyte",
@@ -224,10 +224,8 @@ def read_parquet(argument: str, path: Path) -> Any:
       ImportError: pyarrow is missing.
       ValueError: the file is damaged.
     """
-    try:
-        from pyarrow import parquet
-    except ImportError as error:
-        raise missing(f"{argument} is {str(path)!r}, which needs pyarrow", "tables") from error
+    needs = f"{argument} is {str(path)!r}, which needs pyarrow"
+    parquet = imported("pyarrow.parquet", needs, "tables")
     try:
         return parquet.read_table(path, page_checksum_verification=True)
     except Exception as error:  # pyarrow raises many kinds for a damaged file

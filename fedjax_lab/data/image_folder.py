@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from fedjax_lab.machine.extras import missing
+from fedjax_lab.machine.extras import imported
 
 # Names of the folders of a test set.
 TEST_FOLDERS = ("test", "val", "valid", "validation")
@@ -49,10 +49,7 @@ def read_image_folder(
       ValueError: a file is no image, or of more than 8 bits a channel; images differ in size; or
         the test set has a class that the training set has not.
     """
-    try:
-        import PIL.Image  # noqa: F401
-    except ImportError as error:
-        raise missing(f"{name} needs the package Pillow", "images") from error
+    imported("PIL.Image", f"{name} needs the package Pillow", "images")
     if not folder.is_dir():
         raise FileNotFoundError(f"{name}: there is no folder {folder}.")
     files, classes = _files(folder)

@@ -15,7 +15,7 @@ from fedjax_lab.data import cells
 from fedjax_lab.data.cells import Missing, Text
 from fedjax_lab.data.csv_files import CsvFile
 from fedjax_lab.data.files import read_parquet
-from fedjax_lab.machine.extras import missing
+from fedjax_lab.machine.extras import imported
 
 FILES = (".csv", ".tsv", ".parquet")
 
@@ -315,12 +315,7 @@ def _read_file(path: Path) -> Any:
             f"table is {str(path)!r}; a file must end in .csv, .tsv or .parquet. Read others with "
             "pandas or polars, and pass the data frame."
         )
-    if path.suffix.lower() == ".parquet":
-        return read_parquet("table", path)
-    try:
-        return CsvFile(path)
-    except ImportError as error:
-        raise missing(f"table is {str(path)!r}, which needs pyarrow", "tables") from error
+    return read_parquet("table", path) if path.suffix.lower() == ".parquet" else CsvFile(path)
 
 
 def _is_frame(table: Any) -> bool:
@@ -331,12 +326,8 @@ def _is_frame(table: Any) -> bool:
 def _as_frame(table: Any) -> Any:
     if not _is_frame(table):
         raise TypeError(f"table is a {type(table).__name__}; it must be {_ALLOWED}.")
-    try:
-        import narwhals
-    except ImportError as error:
-        raise missing(
-            f"table is a {type(table).__name__}, which needs narwhals", "tables"
-        ) from error
+    needs = f"table is a {type(table).__name__}, which needs narwhals"
+    narwhals = imported("narwhals", needs, "tables")
     try:
         frame = narwhals.from_native(table)
         frame = frame.collect() if isinstance(frame, narwhals.LazyFrame) else frame

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from fedjax_lab.checks import check_choice
-from fedjax_lab.machine.extras import missing
+from fedjax_lab.machine.extras import imported
 
 
 def read_images(name: str, data_dir: str | Path | None) -> tuple[dict[str, np.ndarray], int]:
@@ -123,10 +123,8 @@ def open_tfds(name: str, data_dir: str | Path | None) -> tuple[Any, Any, str]:
       FileNotFoundError: the set is not prepared.
       ValueError: TFDS knows no such set.
     """
-    try:
-        import tensorflow_datasets as tfds
-    except ImportError as error:
-        raise missing(f"{name} needs the package tensorflow-datasets", "data") from error
+    needs = f"{name} needs the package tensorflow-datasets"
+    tfds = imported("tensorflow_datasets", needs, "data")
     its_name = name.partition(":")[2]
     prepare = (
         f"`tfds build {its_name} --file_format=array_record"

@@ -1,22 +1,32 @@
-"""Says how to install packages that are missing.
+"""Imports packages that only some functions need, and says how to install those that are missing.
 
 The commands name the packages themselves, in the versions that are tested, so that they do not
 depend on how this library was installed.
 """
 
+import importlib
 import re
 from importlib import metadata
+from typing import Any
 
 
-def missing(sentence: str, extra: str) -> ImportError:
-    """Build the error for a package that only some functions need and that is not installed.
+def imported(module: str, sentence: str, extra: str) -> Any:
+    """Import a module that only some functions need.
 
     Args:
-      sentence: what needs which package.
+      module: its name.
+      sentence: what needs which package, for the error.
       extra: the extra of pyproject.toml that has the package.
+
+    Raises:
+      ImportError: it is missing; the error says what to install.
     """
-    packages = [name for name, of in _requirements() if of == extra]
-    return ImportError(f"{sentence}: `{_install(packages or [f'.[{extra}]'])}`.")
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        packages = [name for name, of in _requirements() if of == extra]
+        install = _install(packages or [f".[{extra}]"])
+        raise ImportError(f"{sentence}: `{install}`.") from error
 
 
 def install_missing() -> str:

@@ -17,7 +17,7 @@ import numpy as np
 
 from fedjax_lab.data.dtypes import to_native
 from fedjax_lab.machine.atomic_files import new_folder
-from fedjax_lab.machine.extras import missing
+from fedjax_lab.machine.extras import imported
 from fedjax_lab.models.decoder_config import read_json
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -214,15 +214,12 @@ def _check_index(index: Path, folder: Path, entries: Mapping[str, Entry]) -> Non
 
 def _entries(file: Path) -> Iterator[tuple[str, Entry]]:
     """Yield the arrays of a file's header; they follow one another in the file without gaps."""
-    try:
-        from safetensors import safe_open
-    except ImportError as error:
-        raise missing("reading .safetensors needs safetensors", "safetensors") from error
+    library = imported("safetensors", "reading .safetensors needs safetensors", "safetensors")
     if not file.is_file():
         raise FileNotFoundError(f"there is no file {file}, which the index names.")
     found = []
     try:
-        with safe_open(file, framework="numpy") as handle:
+        with library.safe_open(file, framework="numpy") as handle:
             for name in handle.offset_keys():
                 part = handle.get_slice(name)
                 found.append((name, str(part.get_dtype()), tuple(part.get_shape())))

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from fedjax_lab.machine.atomic_files import write_atomically
-from fedjax_lab.machine.extras import missing
+from fedjax_lab.machine.extras import imported
 
 # Okabe and Ito's colours, which differ in lightness too, without the yellow; then dashes.
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
@@ -36,11 +36,8 @@ def new_figure(width: float, height: float) -> Any:
     Raises:
       ImportError: matplotlib is missing.
     """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise missing("a report's figures need matplotlib", "report") from error
-    return Figure(figsize=(width, height), layout="constrained")
+    figures = imported("matplotlib.figure", "a report's figures need matplotlib", "report")
+    return figures.Figure(figsize=(width, height), layout="constrained")
 
 
 def panels(count: int, width: float, height: float, columns: int = 3) -> tuple[Any, list[Any]]:

@@ -6,7 +6,6 @@ therefore sees each row of a run exactly once.
 """
 
 import csv
-import importlib
 import math
 import numbers
 import sys
@@ -21,7 +20,7 @@ import jax
 
 from fedjax_lab.checks import check_choice, warn
 from fedjax_lab.machine.atomic_files import new_file
-from fedjax_lab.machine.extras import missing
+from fedjax_lab.machine.extras import imported
 
 Row = Mapping[str, Any]
 Hook = Callable[[dict[str, Any]], Any]
@@ -116,7 +115,9 @@ class TensorBoardLogger:
     """
 
     def __init__(self, folder: str | Path):
-        self._writer_type = _imported("tensorboardX", "tensorboard").SummaryWriter
+        self._writer_type = imported(
+            "tensorboardX", "the logger tensorboard needs tensorboardX", "tensorboard"
+        ).SummaryWriter
         self._folder = Path(folder)
         self._writer: Any = None
 
@@ -150,7 +151,7 @@ class WandbLogger:
     """
 
     def __init__(self, folder: str | Path | None = None, **settings: Any):
-        self._wandb = _imported("wandb", "wandb")
+        self._wandb = imported("wandb", "the logger wandb needs wandb", "wandb")
         self._folder = None if folder is None else Path(folder)
         self._settings = settings
         self._run: Any = None
@@ -225,13 +226,6 @@ def flattened(row: Row) -> dict[str, Any]:
 
 def _is_finite(value: Any) -> bool:
     return isinstance(value, numbers.Real) and math.isfinite(value)
-
-
-def _imported(package: str, extra: str) -> Any:
-    try:
-        return importlib.import_module(package)
-    except ImportError as error:
-        raise missing(f"the logger {extra} needs {package}", extra) from error
 
 
 class Progress:

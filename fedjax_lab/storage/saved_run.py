@@ -10,7 +10,7 @@ import numpy as np
 
 from fedjax_lab.checks import repeated
 from fedjax_lab.machine.atomic_files import write_atomically
-from fedjax_lab.machine.extras import missing
+from fedjax_lab.machine.extras import imported
 from fedjax_lab.signatures import suggest_keywords
 from fedjax_lab.storage.checkpoint import Checkpoints
 from fedjax_lab.storage.run_dir import (
@@ -171,11 +171,8 @@ def _write_npz(arrays: Mapping[str, np.ndarray], out: IO[bytes]) -> None:
 
 
 def _write_safetensors(arrays: Mapping[str, np.ndarray], out: IO[bytes]) -> None:
-    try:
-        from safetensors.numpy import save
-    except ImportError as error:
-        raise missing(".safetensors needs the package safetensors", "safetensors") from error
-    out.write(save(dict(arrays)))
+    needs = ".safetensors needs the package safetensors"
+    out.write(imported("safetensors.numpy", needs, "safetensors").save(dict(arrays)))
 
 
 def _write_pt(arrays: Mapping[str, np.ndarray], out: IO[bytes]) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from fedjax_lab.checks import check_choice
-from fedjax_lab.machine.extras import missing
+from fedjax_lab.machine.extras import imported
 from fedjax_lab.simulation.sweep_result import Point
 from fedjax_lab.tuning.space import Range, Space, spread
 
@@ -163,8 +163,4 @@ def import_optuna() -> Any:
     Raises:
       ImportError: optuna is missing.
     """
-    try:
-        import optuna
-    except ImportError as error:
-        raise missing("sampler needs the package optuna", "tune") from error
-    return optuna
+    return imported("optuna", "sampler needs the package optuna", "tune")

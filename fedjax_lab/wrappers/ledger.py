@@ -43,7 +43,7 @@ from fedjax_lab.checks import MOST_ROUNDS, check_choice, check_int, check_number
 from fedjax_lab.data import FederatedArrays
 from fedjax_lab.data.cohort import Schedule
 from fedjax_lab.data.cyclic import turns
-from fedjax_lab.machine.extras import missing
+from fedjax_lab.machine.extras import imported
 from fedjax_lab.machine.keys import seeded
 from fedjax_lab.round import Algorithm
 from fedjax_lab.signatures import suggest_keywords
@@ -533,12 +533,9 @@ def _tells_more(record: logging.LogRecord) -> bool:
 
 
 def _library() -> ModuleType:
-    try:
-        import dp_accounting
-        import dp_accounting.rdp
-    except ImportError as error:
-        raise missing("epsilon needs the package dp-accounting", "privacy") from error
-    return dp_accounting
+    needs = "epsilon needs the package dp-accounting"
+    imported("dp_accounting.rdp", needs, "privacy")  # an attribute of the package from now on
+    return imported("dp_accounting", needs, "privacy")
 
 
 def _check_sampling(
