@@ -14,7 +14,7 @@ import numpy as np
 
 from fedjax_lab.checks import check_int, check_share, repeated
 from fedjax_lab.data.cells import check_text
-from fedjax_lab.data.dtypes import native, stored_dtype, to_native
+from fedjax_lab.data.dtypes import common_length, native, stored_dtype, to_native
 from fedjax_lab.data.federated import FederatedArrays, as_examples, from_partition
 from fedjax_lab.data.heterogeneity import labels_of
 from fedjax_lab.data.partition import Partition
@@ -89,13 +89,7 @@ def name_of(client_id: Any) -> str:
 
 
 def _size(name: str, tree: PyTree, min_size: int) -> int:
-    lengths = {leaf.shape[:1] for leaf in jax.tree.leaves(tree)}
-    if len(lengths) != 1 or () in lengths:
-        raise ValueError(
-            f"clients[{name!r}] has leaves with leading axes {sorted(lengths)}; all must be equal, "
-            "the number of examples (and each leaf an array, not a list of numbers)."
-        )
-    ((size,),) = lengths
+    size = common_length(f"clients[{name!r}]", tree)
     if size < min_size:
         raise ValueError(
             f"clients[{name!r}] has {size} example{'s' * (size != 1)}; there must be at least "

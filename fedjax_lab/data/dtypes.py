@@ -70,7 +70,8 @@ def common_length(name: str, tree: PyTree) -> int:
     lengths = {np.shape(leaf)[:1] for leaf in jax.tree.leaves(tree)}
     if len(lengths) != 1 or () in lengths:
         raise ValueError(
-            f"{name} has leaves with leading axes {sorted(lengths)}; all must have the same [n]."
+            f"{name} has leaves with leading axes {sorted(lengths)}; all must be equal, the number "
+            "of examples (and each leaf an array, not a list of numbers)."
         )
     ((n,),) = lengths
     return n
