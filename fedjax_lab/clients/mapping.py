@@ -151,11 +151,12 @@ def parse_client_map(
         return ClientMap(client_map, client_map)
     kind, count, parts, share = _split(client_map, argument)
     if kind == "chunk":
-        return ClientMap(client_map, kind, count, _chunked(count), sort=_longest_first)
+        chunks = functools.partial(_chunked, count)
+        return ClientMap(client_map, kind, count, chunks, sort=_longest_first)
     if kind == "vmap":
         return ClientMap("vmap", kind, 1, _vmapped)
     if kind == "scan":
-        return ClientMap("scan", kind, 1, _chunked(1))
+        return ClientMap("scan", kind, 1, functools.partial(_chunked, 1))
     if target is not None:
         devices, number = target.devices, target.num_devices
     else:
@@ -184,9 +185,9 @@ def parse_client_map(
     deal = functools.partial(_dealt if on_device.kind == "vmap" else _balanced, shares=shares)
     if kind == "pmap":
         # In the order of the mesh, which all programs use; on a TPU, `jax.devices` differs.
-        spread = _pmapped(on_device.run, tuple(mesh.devices.flat))
+        spread = functools.partial(_pmapped, on_device.run, tuple(mesh.devices.flat))
     else:
-        spread = _sharded(on_device.run, mesh)
+        spread = functools.partial(_sharded, on_device.run, mesh)
     whole, divide = _placed(mesh, PartitionSpec()), _placed(mesh, PartitionSpec(AXIS))
     is_divided = MODEL in mesh.axis_names
     return ClientMap(
@@ -317,73 +318,67 @@ def _vmapped(fn: ClientFn, shared, clients, coefficients, lengths):
     return {rule: tree.weighted_sum(summed[rule], coefficients[rule]) for rule in summed}, kept
 
 
-def _chunked(size: int):
+def _chunked(size: int, fn: ClientFn, shared, clients, coefficients, lengths):
     """Scan over chunks of ``size`` clients; the sums are the carry."""
 
-    def run(fn: ClientFn, shared, clients, coefficients, lengths):
-        def one_chunk(clients, coefficients, lengths):
-            if size > 1:
-                return _vmapped(fn, shared, clients, coefficients, lengths)
-            summed, kept = fn(shared, clients, None)
-            return {rule: tree.scale(summed[rule], coefficients[rule]) for rule in summed}, kept
-
-        chunks = (clients, coefficients, lengths)
+    def one_chunk(clients, coefficients, lengths):
         if size > 1:
-            chunks = jax.tree.map(lambda leaf: _parts(leaf, leaf.shape[0] // size), chunks)
-        first = jax.tree.map(lambda leaf: leaf[0], chunks)
-        run_chunk, (shapes, _) = trace_once(one_chunk, *first)
-        zeros = tree.zeros_like(shapes)
+            return _vmapped(fn, shared, clients, coefficients, lengths)
+        summed, kept = fn(shared, clients, None)
+        return {rule: tree.scale(summed[rule], coefficients[rule]) for rule in summed}, kept
 
-        def body(sums, chunk):
-            partial, kept = run_chunk(*chunk)
-            return jax.tree.map(jnp.add, sums, partial), kept
+    chunks = (clients, coefficients, lengths)
+    if size > 1:
+        chunks = jax.tree.map(lambda leaf: _parts(leaf, leaf.shape[0] // size), chunks)
+    first = jax.tree.map(lambda leaf: leaf[0], chunks)
+    run_chunk, (shapes, _) = trace_once(one_chunk, *first)
+    zeros = tree.zeros_like(shapes)
 
-        sums, kept = jax.lax.scan(body, zeros, chunks)
-        if size > 1:
-            kept = jax.tree.map(_together, kept)
-        return sums, kept
+    def body(sums, chunk):
+        partial, kept = run_chunk(*chunk)
+        return jax.tree.map(jnp.add, sums, partial), kept
 
-    return run
-
-
-def _pmapped(share, devices):
-    def run(fn: ClientFn, shared, clients, coefficients, lengths):
-        def on_device(shared, clients, coefficients, lengths):
-            return share(fn, shared, clients, coefficients, lengths)
-
-        def split(leaf):
-            return _parts(leaf, len(devices))
-
-        mapped = jax.pmap(on_device, in_axes=(None, 0, 0, 0), devices=devices)
-        sums, kept = mapped(shared, *jax.tree.map(split, (clients, coefficients, lengths)))
-        sums = jax.tree.map(lambda leaf: leaf.sum(0), sums)
-        return sums, jax.tree.map(_together, kept)
-
-    return run
+    sums, kept = jax.lax.scan(body, zeros, chunks)
+    if size > 1:
+        kept = jax.tree.map(_together, kept)
+    return sums, kept
 
 
-def _sharded(share, mesh):
+def _pmapped(share, devices, fn: ClientFn, shared, clients, coefficients, lengths):
+    """Run ``share`` for an equal part of the clients on each device."""
+
+    def on_device(shared, clients, coefficients, lengths):
+        return share(fn, shared, clients, coefficients, lengths)
+
+    def split(leaf):
+        return _parts(leaf, len(devices))
+
+    mapped = jax.pmap(on_device, in_axes=(None, 0, 0, 0), devices=devices)
+    sums, kept = mapped(shared, *jax.tree.map(split, (clients, coefficients, lengths)))
+    sums = jax.tree.map(lambda leaf: leaf.sum(0), sums)
+    return sums, jax.tree.map(_together, kept)
+
+
+def _sharded(share, mesh, fn: ClientFn, shared, clients, coefficients, lengths):
+    """Run ``share`` for an equal part of the clients on each device, or devices of a model."""
     divided = MODEL in mesh.axis_names  # the compiler adds divided arrays
 
-    def run(fn: ClientFn, shared, clients, coefficients, lengths):
-        def on_device(shared, clients, coefficients, lengths):
-            sums, kept = share(fn, shared, clients, coefficients, lengths)
-            if divided:
-                return jax.tree.map(lambda leaf: leaf[None], sums), kept
-            return sum_in_order(sums, AXIS, mesh.shape[AXIS]), kept
+    def on_device(shared, clients, coefficients, lengths):
+        sums, kept = share(fn, shared, clients, coefficients, lengths)
+        if divided:
+            return jax.tree.map(lambda leaf: leaf[None], sums), kept
+        return sum_in_order(sums, AXIS, mesh.shape[AXIS]), kept
 
-        split, same = PartitionSpec(AXIS), PartitionSpec()
-        sums, kept = jax.shard_map(
-            on_device,
-            mesh=mesh,
-            in_specs=(same, split, split, split),
-            out_specs=(split if divided else same, split),
-            axis_names={AXIS},
-            check_vma=False,  # the carries of `share` start as equal constants
-        )(shared, clients, coefficients, lengths)
-        return jax.tree.map(lambda leaf: leaf.sum(0), sums) if divided else sums, kept
-
-    return run
+    split, same = PartitionSpec(AXIS), PartitionSpec()
+    sums, kept = jax.shard_map(
+        on_device,
+        mesh=mesh,
+        in_specs=(same, split, split, split),
+        out_specs=(split if divided else same, split),
+        axis_names={AXIS},
+        check_vma=False,  # the carries of `share` start as equal constants
+    )(shared, clients, coefficients, lengths)
+    return jax.tree.map(lambda leaf: leaf.sum(0), sums) if divided else sums, kept
 
 
 def _collected_parts(kept):
