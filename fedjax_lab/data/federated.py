@@ -148,8 +148,7 @@ class FederatedArrays:
         Raises:
           ImportError: matplotlib is missing.
         """
-        figures = imported("matplotlib.figure", "plot needs matplotlib", "report")
-        figure = _draw(figures.Figure, self)
+        figure = _draw(self)
         if path is not None:
             figure.savefig(path, dpi=150)
         return figure
@@ -308,7 +307,8 @@ def _put(array: Any) -> jax.Array:
     return to_device("train", array, copy=True)
 
 
-def _draw(figure_type: Any, clients: FederatedArrays) -> Any:
+def _draw(clients: FederatedArrays) -> Any:
+    figures = imported("matplotlib.figure", "plot needs matplotlib", "report")
     sizes = np.asarray(clients.sizes)
     if clients.num_clients > _MAX_PLOTTED:
         by_size = np.argsort(sizes, kind="stable")
@@ -322,7 +322,7 @@ def _draw(figure_type: Any, clients: FederatedArrays) -> Any:
         f"{clients.partition.spec}: {len(sizes):,} clients, {sizes.min():,} to {sizes.max():,} "
         f"examples (median {np.median(sizes):,.10g})"
     )
-    figure = figure_type(figsize=(9, 3 if measured is None else 5), layout="constrained")
+    figure = figures.Figure(figsize=(9, 3 if measured is None else 5), layout="constrained")
     if measured is None:
         top = bottom = figure.subplots()
     else:

@@ -7,13 +7,14 @@ again.
 Axes: n examples.
 """
 
+import contextlib
 import hashlib
 import itertools
 import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import jax
 import jax.numpy as jnp
@@ -56,13 +57,8 @@ def write_stream(folder: str | Path, examples: Any) -> Path:
     folder = Path(folder)
     folder.parent.mkdir(parents=True, exist_ok=True)
     parts = examples if isinstance(examples, Iterator) else iter((examples,))
-    files: list[_LeafFile] = []
-    with new_folder(folder) as half:
-        try:
-            _write_parts(half, parts, files)
-        finally:
-            for file in files:
-                file.close()
+    with new_folder(folder) as half, contextlib.ExitStack() as opened:
+        _write_parts(half, parts, opened)
     return folder
 
 
@@ -154,8 +150,9 @@ def content_of(array: np.ndarray) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _write_parts(folder: Path, parts: Iterator[Any], files: "list[_LeafFile]") -> None:
+def _write_parts(folder: Path, parts: Iterator[Any], opened: contextlib.ExitStack) -> None:
     description, first, count = None, None, 0
+    files: list[_LeafFile] = []
     for part in parts:
         structure = _described(part, itertools.count())
         leaves = [np.asanyarray(leaf) for leaf in jax.tree.leaves(part)]
@@ -164,14 +161,18 @@ def _write_parts(folder: Path, parts: Iterator[Any], files: "list[_LeafFile]") -
         kinds = [(str(kind), leaf.shape[1:]) for kind, leaf in zip(dtypes, leaves, strict=True)]
         if first is None:
             description, first = structure, kinds
-            files += [_LeafFile(folder / f"{name}.npy") for name in _names(structure, len(leaves))]
+            for name, dtype, (_, shape) in zip(
+                _names(structure, len(leaves)), dtypes, kinds, strict=True
+            ):
+                path = folder / f"{name}.npy"
+                files.append(_LeafFile(opened.enter_context(path.open("wb")), dtype, shape))
         elif (structure, kinds) != (description, first):
             raise ValueError(
                 f"examples has a part {structure} with {kinds}; the first one is {description} "
                 f"with {first}, and all must have the same structure, shapes and dtypes."
             )
-        for file, leaf, dtype in zip(files, leaves, dtypes, strict=True):
-            file.add(leaf, dtype)
+        for file, leaf in zip(files, leaves, strict=True):
+            file.add(leaf)
         count += length
     if not count or first is None:
         raise ValueError("examples is empty; there must be at least one.")
@@ -186,38 +187,32 @@ def _write_parts(folder: Path, parts: Iterator[Any], files: "list[_LeafFile]") -
 class _LeafFile:
     """A ``.npy`` file that grows along its leading axis, and its SHA-256."""
 
-    def __init__(self, path: Path):
-        self.path, self._rows, self._data = path, 0, 0
-        self._kind: tuple[np.dtype, tuple[int, ...]] | None = None
-        self._file = path.open("wb")
+    def __init__(self, file: IO[bytes], dtype: np.dtype, shape: tuple[int, ...]):
+        self.path = Path(file.name)
+        self._file, self._dtype, self._shape, self._rows = file, dtype, shape, 0
         self._digest = hashlib.sha256()
+        self._data = self._head()
 
-    def add(self, rows: np.ndarray, dtype: np.dtype) -> None:
-        if self._kind is None:
-            # NumPy's format does not know the dtypes of ml_dtypes; stream.json has their names.
-            known = np.dtype(f"V{dtype.itemsize}") if dtype.kind == "V" else dtype
-            self._kind = known, rows.shape[1:]
-            self._head()
-            self._data = self._file.tell()
+    def _head(self) -> int:
+        """Write the header; returns where the data begin."""
+        # NumPy's format does not know the dtypes of ml_dtypes; stream.json has their names.
+        dtype = self._dtype
+        known = np.dtype(f"V{dtype.itemsize}") if dtype.kind == "V" else dtype
+        shape = (self._rows, *self._shape)
+        header = {"descr": known.str, "fortran_order": False, "shape": shape}
+        np.lib.format.write_array_header_1_0(self._file, header)
+        return self._file.tell()
+
+    def add(self, rows: np.ndarray) -> None:
         for piece in _pieces(rows):
-            raw = _bytes_of(piece.astype(dtype, copy=False))
+            raw = _bytes_of(piece.astype(self._dtype, copy=False))
             self._file.write(raw)
             self._digest.update(raw)
         self._rows += len(rows)
 
-    def _head(self) -> None:
-        assert self._kind is not None
-        kind, shape = self._kind
-        header = {"descr": kind.str, "fortran_order": False, "shape": (self._rows, *shape)}
-        np.lib.format.write_array_header_1_0(self._file, header)
-
-    def close(self) -> None:
-        self._file.close()
-
     def finish(self) -> None:
         self._file.seek(0)
-        self._head()
-        assert self._file.tell() == self._data  # NumPy's header has room for a longer leading axis
+        assert self._head() == self._data  # NumPy's header has room for a longer leading axis
         self._file.flush()
         os.fsync(self._file.fileno())
         self._file.close()
