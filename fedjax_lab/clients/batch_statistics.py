@@ -92,12 +92,7 @@ def warn_of_batch_statistics(
 def counts_padding(
     loss_fn: LossFn, params: Params, examples: PyTree, key: Key, mask: jax.Array
 ) -> bool:
-    """Return True if a sum over the examples, padding included, reaches the losses.
-
-    Args:
-      loss_fn: as in ``apply_loss``.
-      params, examples, key, mask: its arguments; only shapes are used.
-    """
+    """Return True if a sum over the examples, padding included, reaches the losses."""
     given = (params, examples, key, mask)
     shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), given)
     with tracing_with("lax"):  # convolutions as they are written are the easiest to follow

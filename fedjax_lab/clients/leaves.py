@@ -60,12 +60,6 @@ def check_leaves(argument: str, leaves: Leaves) -> Leaves:
 def check_some(method: str, argument: str, leaves: Leaves, params: Params) -> None:
     """Check that some leaves of the params are selected and some not, unless a word allows it.
 
-    Args:
-      method: its name, for the error.
-      argument: the argument's name, for the error.
-      leaves: which.
-      params: any params.
-
     Raises:
       ValueError: all leaves are meant, or none.
     """

@@ -49,7 +49,7 @@ OWN_METRICS = frozenset(
         *("round", "seconds", "compile_seconds", "simulated_seconds", "run", "diverged"),
         *("loss", "local_steps", "local_params", "gradients", "participants", "nonfinite_clients"),
         *("bytes_up", "bytes_down", "message_parts", "message_sq", "error_sq", "change_sq"),
-        *("client_drift", "client_qp_residual", "client_qp_active", "mixing"),
+        *("client_qp_residual", "client_qp_active", "mixing"),
         *("clipped_clients", "clipped_steps", "epsilon", "overflow", "gradient_diversity"),
         *_OF_UPDATES,
         *(f"{name}_{ending}" for name in _OF_UPDATES for ending in UPDATE_QUANTILES),

@@ -137,10 +137,6 @@ def model_layout(
 def divides_models(mesh: Mesh | None, params_sharding: ParamsSharding = None) -> bool:
     """Return True if a mesh has the axis ``model``.
 
-    Args:
-      mesh: mesh of the client map, or None.
-      params_sharding: as in ``simulate``.
-
     Raises:
       ValueError: the mesh has no such axis, but ``params_sharding`` is not None.
     """
@@ -207,11 +203,7 @@ def _checked(name: str, leaf: Any, spec: Any, size: int) -> PartitionSpec:
 
 
 def are_divided(specs: PyTree) -> list[bool]:
-    """Return for each leaf whether devices divide it.
-
-    Args:
-      specs: pytree of ``PartitionSpec``.
-    """
+    """Return for each leaf whether devices divide it."""
     return [MODEL in spec for spec in jax.tree.leaves(specs, is_leaf=_is_spec)]
 
 
@@ -251,12 +243,7 @@ def on_mesh(
 
 
 def bytes_of_a_device(values: PyTree, shardings: PyTree) -> int:
-    """Compute the bytes of an array tree that one device stores.
-
-    Args:
-      values: pytree of arrays or of shapes.
-      shardings: shardings, with the same structure.
-    """
+    """Compute the bytes of an array tree that one device stores."""
     parts = jax.tree.map(
         lambda leaf, place: math.prod(place.shard_shape(leaf.shape)) * leaf.dtype.itemsize,
         values,
@@ -274,11 +261,7 @@ _HELD: contextvars.ContextVar[ModelLayout | None] = contextvars.ContextVar("layo
 
 @contextlib.contextmanager
 def hold_layout(layout: ModelLayout | None) -> Iterator[None]:
-    """Set the layout that ``held_layout`` returns inside the context.
-
-    Args:
-      layout: layout of the round that is traced; None: models are not divided.
-    """
+    """Set the layout that ``held_layout`` returns inside the context."""
     token = _HELD.set(layout)
     try:
         yield

@@ -10,11 +10,6 @@ from fedjax_lab.types import PyTree
 def check_kept(function: str, what: str, new: PyTree, old: PyTree) -> None:
     """Check that a carried value keeps its structure, shapes and dtypes.
 
-    Args:
-      function: name of the function that returned the new value, for the error.
-      what: name of the value, for the error.
-      new, old: pytrees of arrays.
-
     Raises:
       ValueError: they differ; the error names the leaves.
     """

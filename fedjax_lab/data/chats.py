@@ -301,10 +301,6 @@ class _Encoder:
     def sentence(self, where: str, record: Mapping[str, Any]) -> Sentence:
         """Tokenize a record.
 
-        Args:
-          where: location of the record, for errors.
-          record: one of the forms.
-
         Raises:
           ValueError: as ``from_chats``.
         """

@@ -104,11 +104,7 @@ def read_columns(
 
 
 def several(names: Columns) -> list[Any]:
-    """Return the names of one or several columns as a list.
-
-    Args:
-      names: as in ``from_table``.
-    """
+    """Return the names of one or several columns as a list."""
     return [names] if _is_one(names) else list(names)
 
 

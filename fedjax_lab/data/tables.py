@@ -116,7 +116,8 @@ class Table:
         """Read a column of numbers, truth values or text.
 
         Args:
-          argument, name: as in ``ids``.
+          argument: argument of the caller that has the name, for errors.
+          name: name of the column.
           is_category: whether the column must be text (True) or numbers (False), as that of an
             earlier table is. None: text has the kind that ``cells.kind_of`` finds.
 

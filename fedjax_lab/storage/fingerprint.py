@@ -26,13 +26,7 @@ _ADDRESS = re.compile(r"0x[0-9a-f]+")
 
 
 def add_array(digest: Any, name: str, leaf: Any) -> None:
-    """Add an array's name, shape, dtype and bits to a hash.
-
-    Args:
-      digest: of ``hashlib``.
-      name: what the array is called.
-      leaf: an array, or keys of ``jax.random``.
-    """
+    """Add an array's name, shape, dtype and bits to a hash."""
     if is_key(leaf):
         leaf = jax.random.key_data(leaf)
     leaf = np.ascontiguousarray(leaf)  # a scalar has the shape [1]
@@ -41,12 +35,7 @@ def add_array(digest: Any, name: str, leaf: Any) -> None:
 
 
 def add_bits(digest: Any, array: np.ndarray) -> None:
-    """Add an array's bits alone to a hash, in the order of its elements.
-
-    Args:
-      digest: of ``hashlib``.
-      array: [...].
-    """
+    """Add an array's bits alone to a hash, in the order of its elements."""
     digest.update(np.ascontiguousarray(array).view(np.uint8).data)
 
 
