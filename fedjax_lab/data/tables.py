@@ -94,10 +94,6 @@ class Table:
           ValueError: there is no such column, or it has values of several kinds.
         """
         place = self._find(argument, name)
-        if self._csv is not None:
-            integers = self._csv.integers(place, _PLAIN_INTEGER)
-            if integers is not None:
-                return self._of_ids(integers, {})
         values, marks = self._read(argument, name, place)
         if not isinstance(values, Text):
             return self._whole(values, marks)
