@@ -85,9 +85,9 @@ def hash_function(function: Any) -> str | None:
     return _SCHEME + digest.hexdigest()[:_LENGTH]
 
 
-def has_old_scheme(hashed: str | None) -> bool:
+def has_old_scheme(hashed: Any) -> bool:
     """Return True for a function's hash by version 0.4 or before, to compare with none of now."""
-    return hashed is not None and not hashed.startswith(_SCHEME)
+    return isinstance(hashed, str) and not hashed.startswith(_SCHEME)
 
 
 def _add(digest: Any, value: Any, seen: dict[int, Any]) -> None:

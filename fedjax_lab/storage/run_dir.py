@@ -323,7 +323,7 @@ def differences(
             found += differences(there, here, f"{prefix}{key}.", words)
         elif there != here and prefix == "content.":
             said = f"{words[0]} {there}, {words[1]} {here}"
-            found.append(f"{_NAMES[key]} ({prefix}{key}: {said})")
+            found.append(f"{_NAMES.get(key, key)} ({prefix}{key}: {said})")
         elif there != here:
             found.append(f"{prefix}{key} ({words[0]} {there!r}, {words[1]} {here!r})")
     return found

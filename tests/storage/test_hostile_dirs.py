@@ -118,6 +118,13 @@ def test_a_damaged_config_is_one_sentence_and_exit_status_2(tmp_path, capsys, ch
     assert said.count("\n") == 1
 
 
+def test_content_that_this_version_does_not_know_is_another_run(tmp_path):
+    open_run_dir(tmp_path, {**CONFIG, "content": {}})
+    write_json(tmp_path / "config.json", {**CONFIG, "content": {"labels": "b", "evaluate": 5}})
+    with pytest.raises(FileExistsError, match=r"labels \(content.labels: there b, now None\)"):
+        open_run_dir(tmp_path, {**CONFIG, "content": {"evaluate": "2:a"}})
+
+
 def test_numbers_of_json_are_finite():
     text = '{"a": [1, -2.5e300, null, true, "x"], "b": {"c": 12345678901234567890}}'
     assert parse_json(text) == json.loads(text)
