@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 from flax import serialization
 
@@ -283,12 +284,21 @@ def load_fedjax(
       FileNotFoundError: there is no such file.
       TypeError: ``convert`` is no function.
       ValueError: it is not such a database, or it is damaged; ids are neither bytes nor text, or
-        two are the same text; or as in ``from_clients``.
+        two are the same text; arrays have text; or as in ``from_clients``.
     """
+    from msgpack import ExtType  # flax needs msgpack
+
     _check_convert(convert, "a client's dict of arrays")
     clients: dict[str, PyTree] = dict(read_fedjax(Path(path)))
     if convert is not None:
         clients = {name: convert(arrays) for name, arrays in clients.items()}
+    is_packed = lambda leaf: isinstance(leaf, ExtType)  # noqa: E731
+    for name, examples in clients.items():
+        if any(map(is_packed, jax.tree.leaves(examples, is_leaf=is_packed))):
+            raise ValueError(
+                f"{path}: {name!r} has arrays of text, which FedJAX packs in a way of its own; "
+                "convert must return arrays of numbers."
+            )
     return from_clients(clients, min_size=min_size)
 
 

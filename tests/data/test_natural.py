@@ -382,6 +382,13 @@ def test_ids_of_fedjax(tmp_path):
         data.load_fedjax(tmp_path / "text", convert=5)
 
 
+def test_text_of_fedjax_must_be_converted(tmp_path):
+    text = msgpack.ExtType(4, msgpack.packb(((1,), [b"to be"])))  # as FedJAX packs it
+    write_fedjax(tmp_path / "text", {b"a": zlib.compress(msgpack.packb({"snippets": text}))})
+    with pytest.raises(ValueError, match=r"'a' has arrays of text, .* convert must return arrays"):
+        data.load_fedjax(tmp_path / "text")
+
+
 def test_damaged_fedjax(tmp_path):
     with pytest.raises(FileNotFoundError, match="no such file"):
         data.load_fedjax(tmp_path / "none")
