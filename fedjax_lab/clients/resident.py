@@ -4,14 +4,13 @@ Axes: n examples, B examples of a mini-batch, F values of an example.
 """
 
 import dataclasses
-import functools
 
 import jax
 
 from fedjax_lab.types import PyTree
 
 
-@functools.partial(jax.tree_util.register_dataclass, data_fields=["rows"], meta_fields=["shape"])
+@jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class FlatExamples:
     """Resident examples, each flattened to one row.
@@ -22,7 +21,7 @@ class FlatExamples:
     """
 
     rows: jax.Array
-    shape: tuple[int, ...]
+    shape: tuple[int, ...] = dataclasses.field(metadata={"static": True})
 
 
 def flatten_examples(source: PyTree) -> PyTree:

@@ -13,7 +13,6 @@ Axes: N clients, S slots of the cohort, P periods of availability.
 """
 
 import dataclasses
-import functools
 import math
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -330,11 +329,7 @@ class ClientTimes:
         )
 
 
-@functools.partial(
-    jax.tree_util.register_dataclass,
-    data_fields=["step_seconds", "exchange_seconds", "availability", "most_steps"],
-    meta_fields=["rounds_per_period", "over_selection", "deadline"],
-)
+@jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, eq=False)
 class RoundTimes:
     """``ClientTimes`` of one method; a pytree that can be passed to jitted functions.
@@ -351,9 +346,9 @@ class RoundTimes:
     exchange_seconds: jax.Array
     availability: jax.Array | None
     most_steps: jax.Array | None
-    rounds_per_period: int
-    over_selection: float
-    deadline: float | None
+    rounds_per_period: int = dataclasses.field(metadata={"static": True})
+    over_selection: float = dataclasses.field(metadata={"static": True})
+    deadline: float | None = dataclasses.field(metadata={"static": True})
 
     @property
     def chooses(self) -> bool:

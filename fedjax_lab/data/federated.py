@@ -4,7 +4,6 @@ Axes: n examples, m of them held by some client, N clients, C classes.
 """
 
 import dataclasses
-import functools
 from pathlib import Path
 from typing import Any
 
@@ -46,14 +45,7 @@ class PartitionInfo:
     hash: str
 
 
-@functools.partial(
-    jax.tree_util.register_dataclass,
-    data_fields=[
-        *("examples", "indices", "starts", "sizes", "nonempty", "window", "times", "local_steps"),
-        "constants",
-    ],
-    meta_fields=["num_clients", "min_size", "max_size", "partition", "names", "categories"],
-)
+@jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, eq=False)
 class FederatedArrays:
     """All clients' data on the device; a pytree that can be passed to jitted functions.
@@ -86,14 +78,16 @@ class FederatedArrays:
     starts: jax.Array
     sizes: jax.Array
     nonempty: jax.Array | None
-    num_clients: int
-    min_size: int
-    max_size: int
-    partition: PartitionInfo
-    names: tuple[str, ...] | None = None
+    num_clients: int = dataclasses.field(metadata={"static": True})
+    min_size: int = dataclasses.field(metadata={"static": True})
+    max_size: int = dataclasses.field(metadata={"static": True})
+    partition: PartitionInfo = dataclasses.field(metadata={"static": True})
+    names: tuple[str, ...] | None = dataclasses.field(default=None, metadata={"static": True})
     window: jax.Array | None = None
     times: RoundTimes | None = None
-    categories: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    categories: tuple[tuple[str, tuple[str, ...]], ...] = dataclasses.field(
+        default=(), metadata={"static": True}
+    )
     local_steps: jax.Array | None = None
     constants: Any = ()
 

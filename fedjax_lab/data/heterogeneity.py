@@ -69,9 +69,8 @@ def labels_of(examples: Any) -> np.ndarray | None:
         return None
     labels = np.asarray(targets)
     most = max(_MOST_CLASSES, labels.size)
-    return (
-        labels if labels.dtype.kind in "iu" and 0 <= labels.min() <= labels.max() < most else None
-    )
+    is_label = labels.dtype.kind in "iu" and 0 <= labels.min() <= labels.max() < most
+    return labels if is_label else None
 
 
 def heterogeneity(labels: Any, partition: Partition) -> Heterogeneity:

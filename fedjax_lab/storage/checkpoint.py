@@ -20,13 +20,11 @@ from fedjax_lab.storage.fingerprint import add_array
 from fedjax_lab.types import Params, PyTree
 
 _BESIDE = 2**17  # bytes of a checkpoint's metadata
+_LOOKS = 100  # attempts to list a directory whose checkpoints change, before a reader gives up
 
 
 class _DamagedError(ValueError):
     """A checkpoint is damaged; an older one may be usable."""
-
-
-_LOOKS = 100  # attempts to list a directory whose checkpoints change, before a reader gives up
 
 
 class Checkpoints:
