@@ -3,8 +3,6 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import numpy as np
-
 _KEPT = 3  # one point in three continues
 _RESERVED = 4  # one point in four is chosen after the others have run
 
@@ -73,13 +71,3 @@ def equal_budgets(
             count += 1
         found.append(rungs(rounds, count, finalists, seeds))
     return found
-
-
-def best_first(scores: Sequence[float]) -> list[int]:
-    """Return the indices of the finite scores, the smallest first.
-
-    Args:
-      scores: scores, smaller is better; NaN for a diverged run.
-    """
-    order = np.argsort(np.asarray(scores, np.float64), kind="stable").tolist()
-    return [place for place in order if np.isfinite(scores[place])]

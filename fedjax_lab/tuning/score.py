@@ -1,7 +1,7 @@
 """The score of a point on validation examples: by default its loss, as in evaluation."""
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -82,19 +82,6 @@ def evaluation_key(algorithm: Algorithm, params: Params, examples: PyTree) -> tu
         pass
     key = seeded(0)
     return key, not used_inputs(jax.make_jaxpr(losses)(params, rows, key))[-1]
-
-
-def warning_of(names: Sequence[str]) -> str:
-    """Format the warning about losses that are not those of evaluation.
-
-    Args:
-      names: names of the methods.
-    """
-    return (
-        f"the loss function of {', '.join(names)} draws numbers with its key, and not without one: "
-        "tune scores points with dropout and augmentation as in training. Give score=, or a loss "
-        "function that takes the key None, as models.classification_loss does."
-    )
 
 
 def _loss_of(algorithm: Algorithm) -> LossFn:

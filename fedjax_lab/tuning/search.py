@@ -6,7 +6,7 @@ import numpy as np
 
 from fedjax_lab.simulation.sweep_result import Point
 from fedjax_lab.tuning.candidates import Candidate, Candidates
-from fedjax_lab.tuning.halving import Rungs, best_first
+from fedjax_lab.tuning.halving import Rungs
 from fedjax_lab.tuning.proposals import Proposals
 from fedjax_lab.tuning.search_log import SearchLog
 from fedjax_lab.tuning.search_result import Diverged, Trial, said
@@ -38,7 +38,7 @@ class Search:
     ):
         self._name, self._space, self._rungs, self._candidates = name, space, rungs, candidates
         self._proposals, self._search_log, self._progress = proposals, search_log, progress
-        self._sign = 1.0 if candidates.mode == "min" else -1.0
+        self._sign = 1.0 if candidates.mode == "min" else -1.0  # times a score: small is good
         self._trials: list[Trial] = []
 
     def run(self) -> list[Trial]:
@@ -97,11 +97,11 @@ class Search:
 
     def _further(self, candidates: list[Candidate], room: int) -> list[Point]:
         """Choose points beyond the ends at which the best point lies, or else around it."""
-        order = best_first([self._sign * candidate.score for candidate in candidates])
         tried = [candidate.point for candidate in candidates]
-        if not order or room <= 0:
+        best_first = self._best_first(candidates)
+        if not best_first:
             return []
-        best = candidates[order[0]].point
+        best = best_first[0].point
         beyond, around = [], []
         for name, axis in self._space.items():
             if not isinstance(axis, Range):
@@ -146,30 +146,26 @@ class Search:
         """Return the candidates that continue, the best first; all before the last rung."""
         if rung == len(self._rungs.rounds):
             return []
-        order = best_first([self._sign * candidate.score for candidate in candidates])
         is_last = rung == len(self._rungs.rounds) - 1
-        return [
-            candidates[place] for place in (order if is_last else order[: self._rungs.points[rung]])
-        ]
+        return self._best_first(candidates)[: None if is_last else self._rungs.points[rung]]
+
+    def _best_first(self, candidates: list[Candidate]) -> list[Candidate]:
+        """Return the candidates with a finite score, the best first."""
+        finite = [candidate for candidate in candidates if np.isfinite(candidate.score)]
+        return sorted(finite, key=lambda candidate: self._sign * candidate.score)
 
     def _advance(self, candidates: list[Candidate], rounds: int) -> None:
         before = [candidate.rounds for candidate in candidates]
         self._candidates.advance(candidates, rounds)
         for candidate, start in zip(candidates, before, strict=True):
-            trial = Trial(
-                self._name, dict(candidate.point), candidate.seed, rounds, candidate.score
-            )
             cost = (rounds - start) * self._candidates.gradients_per_step
-            self._trials.append(trial._replace(gradients=cost))
+            about = dict(candidate.point), candidate.seed, rounds, candidate.score, cost
+            self._trials.append(Trial(self._name, *about))
         if self._progress and candidates:
-            at = best_first([self._sign * candidate.score for candidate in candidates])[:1]
-            summary = (
-                f"best {candidates[at[0]].score:.4g} at {said(candidates[at[0]].point)}"
-                if at
-                else ""
-            )
+            best = self._best_first(candidates)
+            summary = f"best {best[0].score:.4g} at {said(best[0].point)}" if best else "diverged"
             points = (
                 f"{len(candidates)} point{'s' * (len(candidates) > 1)}, seed {candidates[0].seed}"
             )
-            line = f"{self._name}: {points}, {rounds} rounds: {summary or 'diverged'}"
+            line = f"{self._name}: {points}, {rounds} rounds: {summary}"
             print(line, file=sys.stderr, flush=True)

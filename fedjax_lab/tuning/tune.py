@@ -40,11 +40,11 @@ from fedjax_lab.tuning.proposals import (
     check_sampler,
     import_optuna,
 )
-from fedjax_lab.tuning.score import ScoreFn, by_loss, by_score, evaluation_key, warning_of
+from fedjax_lab.tuning.score import ScoreFn, by_loss, by_score, evaluation_key
 from fedjax_lab.tuning.search import Search
 from fedjax_lab.tuning.search_log import SearchLog
 from fedjax_lab.tuning.search_result import SearchResult, Trial
-from fedjax_lab.tuning.space import Build, Range, Space, check_tune, read_space
+from fedjax_lab.tuning.space import Build, Range, Space, Values, check_tune, read_space
 from fedjax_lab.types import Params, PyTree
 from fedjax_lab.wrappers.ledger import guarantees
 
@@ -189,7 +189,9 @@ def tune(
     for (name, build), rungs in zip(methods.items(), rungs_of_methods, strict=True):
         evaluate = build_evaluation(counts[name], held)
         candidates = Candidates(build, how, evaluate, timed[name], firsts[name], common)
-        proposals = _proposals(spaces[name], seeds[0], sampler, rungs.points[0])
+        proposals: Proposals = Even(spaces[name], seeds[0])
+        if sampler is not None:
+            proposals = Sampled(spaces[name], seeds[0], sampler, rungs.points[0])
         search = Search(name, spaces[name], rungs, candidates, proposals, search_log, progress)
         trials += search.run()
     return SearchResult(trials, rounds, mode, spaces)
@@ -203,7 +205,7 @@ def _first(name: str, build: Build, space: Space) -> Algorithm:
     if algorithm.personal is not None:
         warn(f"{name!r} has a model for each client; tune scores its global model.")
     for key, axis in space.items():
-        for value in axis if isinstance(axis, Range) else axis.values:
+        for value in _limits(axis):
             build(**{**middle, key: value})
     check_traced(f"methods[{name!r}]", build, middle)
     return algorithm
@@ -239,14 +241,19 @@ def _counts(
         counts[name] = by_loss(algorithm, key)
         as_in_training += [name] * (not is_evaluation)
     if as_in_training:
-        warn(warning_of(as_in_training))
+        warn(
+            f"the loss function of {', '.join(as_in_training)} draws numbers with its key, and not "
+            "without one: tune scores points with dropout and augmentation as in training. Give "
+            "score=, or a loss function that takes the key None, as models.classification_loss "
+            "does."
+        )
     return counts
 
 
 def _settings(spaces, firsts, params, data, how, seeds, score) -> dict[str, Any]:
     """Collect the settings of a search for its directory."""
     return {
-        "spaces": {name: {k: list(_ends(v)) for k, v in s.items()} for name, s in spaces.items()},
+        "spaces": {name: {k: _limits(v) for k, v in s.items()} for name, s in spaces.items()},
         "methods": {name: {**a.hyperparameters, "name": a.name} for name, a in firsts.items()},
         "losses": {name: hash_function(a.loss_fn) for name, a in firsts.items()},
         "params": hash_arrays(params),
@@ -266,10 +273,6 @@ def _arrays_of(clients: FederatedArrays) -> Any:
     )
 
 
-def _proposals(space: Space, seed: int, sampler: Sampler | None, count: int) -> Proposals:
-    return Even(space, seed) if sampler is None else Sampled(space, seed, sampler, count)
-
-
 def _sampler_record(sampler: Sampler | None) -> list[str | None]:
     if sampler is None:
         return ["halton", importlib.metadata.version("scipy")]
@@ -277,5 +280,5 @@ def _sampler_record(sampler: Sampler | None) -> list[str | None]:
     return [chosen, import_optuna().__version__]
 
 
-def _ends(axis: Any) -> Sequence[float]:
-    return axis if isinstance(axis, Range) else axis.values
+def _limits(axis: Range | Values) -> list[float]:
+    return list(axis if isinstance(axis, Range) else axis.values)
