@@ -1,16 +1,15 @@
 """Reports as CSV: scores of groups, of tables of methods and settings, and of single clients."""
 
 import csv
-import functools
 import io
 import math
 import re
 from collections.abc import Iterable, Sequence
 
-from fedjax_lab.estimates import Estimate
+from fedjax_lab.estimates import Estimate, estimate
 from fedjax_lab.report.distribution import client_scores
 from fedjax_lab.report.pivot import Pivot
-from fedjax_lab.report.runs import Group, Run, show
+from fedjax_lab.report.runs import Group, show
 from fedjax_lab.report.sections import Section, direction, runs_of, tail_of
 from fedjax_lab.report.statistics import ACCURACY, ERROR, last
 from fedjax_lab.report.tables import measures, over_seeds
@@ -36,10 +35,12 @@ def runs_csv(sections: Sequence[Section]) -> str:
     for section in sections:
         runs = runs_of(section.groups)
         columns = measures(runs, tail_of(runs)._replace(name="mean of the last tenth"))
-        columns |= {name: functools.partial(_last, name) for name in _LAST}
         for group in section.groups:
             about = _about(section, group)
             lines += [(about, name, over_seeds(group, f)) for name, f in columns.items()]
+            for name in _LAST:
+                found = estimate([last(run.values(name)) for run in group.runs])
+                lines.append((about, name, found))
     return estimates_csv(_ABOUT, lines)
 
 
@@ -78,10 +79,6 @@ def _about(section: Section, group: Group) -> list[str]:
     setting = [f"{name}={show(value)}" for name, value in section.setting.items()]
     differs = ", ".join([*setting, *([group.differs] if group.differs else [])])
     return [group.runs[0].algorithm, differs, section.dataset, str(section.rounds)]
-
-
-def _last(name: str, run: Run) -> float:
-    return last(run.values(name))
 
 
 def estimates_csv(head: Sequence[str], lines: Iterable[tuple[Sequence[str], str, Estimate]]) -> str:

@@ -74,7 +74,7 @@ class Panel(NamedTuple):
 
 def has(groups: Sequence[Group], measure: Measure) -> bool:
     """Return True if a run has a finite value of the measure that is not 0."""
-    values = [value for group in groups for run in group.runs for value in measure.values(run)]
+    values = [value for run in runs_of(groups) for value in measure.values(run)]
     return any(math.isfinite(value) and value != 0 for value in values)
 
 
@@ -123,7 +123,7 @@ def metric_figure(shown: Sequence[Panel], styles: Styles | None = None, columns:
         frame(axes, ROUNDS.label, panel.y.label, panel.title)
         axes.set_xlim(left=0)
         axes.xaxis.get_major_locator().set_params(integer=True)
-        values = [v for group in panel.groups for run in group.runs for v in panel.y.values(run)]
+        values = [value for run in runs_of(panel.groups) for value in panel.y.values(run)]
         finite = [v for v in values if math.isfinite(v)]
         if panel.y is not GLOBAL_MODEL and finite and 0 < _STEEP * min(finite) < max(finite):
             log_axis(axes, "y", min(finite), max(finite))
@@ -153,7 +153,7 @@ def draw_curves(
 
 def shows_single_runs(groups: Sequence[Group]) -> bool:
     """Return True if there are few enough runs to draw a line for each."""
-    return _count_runs(groups) <= _MANY_RUNS
+    return len(runs_of(groups)) <= _MANY_RUNS
 
 
 def spread_note(groups: Sequence[Group]) -> str:
@@ -167,11 +167,7 @@ def spread_note(groups: Sequence[Group]) -> str:
 
 def panels_note(shown: Sequence[Panel]) -> str:
     """Return the ``spread_note`` for a figure of several panels."""
-    return spread_note(max((panel.groups for panel in shown), key=_count_runs))
-
-
-def _count_runs(groups: Sequence[Group]) -> int:
-    return sum(len(group.runs) for group in groups)
+    return spread_note(max((panel.groups for panel in shown), key=lambda of: len(runs_of(of))))
 
 
 def common_curves(group: Group, x: Measure, y: Measure) -> tuple[np.ndarray, np.ndarray]:
@@ -202,7 +198,7 @@ def _accuracy_limits(groups: Sequence[Group], accuracy: Measure) -> tuple[float,
 
 
 def _cost_axis(axes: Any, groups: Sequence[Group], cost: Measure) -> None:
-    runs = [[v for v in cost.values(run) if v > 0] for group in groups for run in group.runs]
+    runs = [[value for value in cost.values(run) if value > 0] for run in runs_of(groups)]
     totals = [max(values) for values in runs if values]  # NaN is not above 0
     if max(totals) > _WIDE * min(totals):
         log_axis(axes, "x", min(min(values) for values in runs if values), max(totals))

@@ -123,14 +123,8 @@ def landscapes_of(groups: Sequence[Group]) -> dict[str, dict[str, Any]]:
 def _distinct_partitions(groups: Sequence[Group]) -> list[Run]:
     """Return a run for each scheme and number of clients, at most four."""
     found: dict[Any, Run] = {}
-    for group in groups:
-        for run in group.runs:
-            if run.partition.get("label_histogram"):
-                settings = run.settings
-                key = (
-                    settings.get("dataset"),
-                    settings.get("partition"),
-                    run.config.get("num_clients"),
-                )
-                found.setdefault(key, run)
+    for run in runs_of(groups):
+        if run.partition.get("label_histogram"):
+            scheme = run.settings.get("dataset"), run.settings.get("partition")
+            found.setdefault((scheme, run.config.get("num_clients")), run)
     return list(found.values())[:4]

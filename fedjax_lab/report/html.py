@@ -89,8 +89,9 @@ def html_page(markdown: str, folder: Path) -> str:
     tokens = parser.parse(markdown)
     title, contents = _headings(tokens)
     _mark(tokens, folder)
-    parser.add_render_rule("table_open", _table_open)
-    parser.add_render_rule("table_close", _table_close)
+    region = '<div class="table" role="region" aria-label="table" tabindex="0">\n<table>\n'
+    parser.add_render_rule("table_open", lambda *_: region)
+    parser.add_render_rule("table_close", lambda *_: "</table>\n</div>\n")
     body = parser.renderer.render(tokens, parser.options, {})
     # The contents follow the title, before the first heading below it.
     place = body.find("<h2")
@@ -175,11 +176,3 @@ def _data_uri(source: str, folder: Path) -> str:
     if kind is None:
         raise ValueError(f"the image {source!r} is none of {', '.join(_TYPES)}.")
     return f"data:{kind};base64,{base64.b64encode(path.read_bytes()).decode('ascii')}"
-
-
-def _table_open(renderer: Any, tokens: Any, index: int, options: Any, env: Any) -> str:
-    return '<div class="table" role="region" aria-label="table" tabindex="0">\n<table>\n'
-
-
-def _table_close(renderer: Any, tokens: Any, index: int, options: Any, env: Any) -> str:
-    return "</table>\n</div>\n"

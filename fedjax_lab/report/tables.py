@@ -1,7 +1,7 @@
 """A report's tables, as Markdown."""
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from fedjax_lab.estimates import (
@@ -176,57 +176,30 @@ def measures(runs: Iterable[Run], tail: Tail) -> dict[str, Callable[[Run], float
       tail: tail of the runs.
     """
     runs = list(runs)
-    spent: dict[str, Callable[[Run], float]] = {}
+    is_error = any(ERROR in run.rows[-1] for run in runs)
+    metric, unit, scale = (ERROR, "", 1) if is_error else (ACCURACY, " (%)", 100)
+    columns: dict[str, Callable[[Run], float]] = {}
+    before = ""
+    if is_personal(runs):  # all clients' models, before those of the global model
+        name, before = f"{OWN}{metric}", _GLOBAL
+        columns[f"own models, {tail.name}{unit}"] = lambda run: scale * tail.mean(run, name)
+        columns[f"own models{unit}"] = lambda run: scale * last(run.values(name))
+    if is_error:
+        columns[f"{before}last mean squared error"] = lambda run: last(run.values(ERROR))
+        columns[f"{before}lowest mean squared error"] = lambda run: lowest(run.values(ERROR))
+    else:
+        columns[f"{before}top (%)"] = lambda run: 100 * top(run)
+        columns[f"{before}last (%)"] = lambda run: 100 * last(run.values(ACCURACY))
+    columns[f"{before}{tail.name}{unit}"] = lambda run: scale * tail.mean(run, metric)
+    worst = f"worst_10_percent_{metric}"
+    columns |= (spread := spread_measures(runs))
+    if not spread and any(run.summary.get(worst) is not None for run in runs):
+        columns[f"{_WORST}{unit}"] = lambda run: scale * number(run.summary.get(worst))
+    if not is_error and any(PERPLEXITY in run.rows[-1] for run in runs):
+        columns["lowest perplexity"] = lambda run: lowest(run.values(PERPLEXITY))
     if any(_EPSILON in run.rows[-1] for run in runs):
-        spent = {_EPSILON: lambda run: last(run.values(_EPSILON))}
-    personal = is_personal(runs)
-    if any(ERROR in run.rows[-1] for run in runs):
-        errors: dict[str, Callable[[Run], float]] = {
-            "last mean squared error": lambda run: last(run.values(ERROR)),
-            "lowest mean squared error": lambda run: lowest(run.values(ERROR)),
-            tail.name: lambda run: tail.mean(run, ERROR),
-        }
-        own = _own_models(ERROR, tail, 1, "") if personal else {}
-        return {**own, **_named(errors, personal), **_spread(runs, ERROR), **spent}
-    accuracies: dict[str, Callable[[Run], float]] = {
-        "top (%)": lambda run: 100 * top(run),
-        "last (%)": lambda run: 100 * last(run.values(ACCURACY)),
-        f"{tail.name} (%)": lambda run: 100 * tail.mean(run),
-    }
-    own = _own_models(ACCURACY, tail, 100, " (%)") if personal else {}
-    found = {**own, **_named(accuracies, personal), **_spread(runs, ACCURACY)}
-    if any(PERPLEXITY in run.rows[-1] for run in runs):
-        found["lowest perplexity"] = lambda run: lowest(run.values(PERPLEXITY))
-    return {**found, **spent}
-
-
-def _spread(runs: Sequence[Run], metric: str) -> Mapping[str, Callable[[Run], float]]:
-    """Return the columns of the spread over clients, by test data if there are such scores."""
-    name = f"worst_10_percent_{metric}"
-    spread = spread_measures(runs)
-    if spread or all(run.summary.get(name) is None for run in runs):  # such as runs of simulate
-        return spread
-    if metric == ERROR:
-        return {_WORST: lambda run: number(run.summary.get(name))}
-    return {f"{_WORST} (%)": lambda run: 100 * number(run.summary.get(name))}
-
-
-def _named(
-    columns: Mapping[str, Callable[[Run], float]], personal: bool
-) -> dict[str, Callable[[Run], float]]:
-    """Say in the columns' names that they are of the global model, where there are others."""
-    return {f"{_GLOBAL}{name}" if personal else name: f for name, f in columns.items()}
-
-
-def _own_models(
-    metric: str, tail: Tail, scale: float, unit: str
-) -> dict[str, Callable[[Run], float]]:
-    """Return the columns of the models that the clients use, on their own test examples."""
-    name = f"{OWN}{metric}"
-    return {
-        f"own models, {tail.name}{unit}": lambda run: scale * tail.mean(run, name),
-        f"own models{unit}": lambda run: scale * last(run.values(name)),
-    }
+        columns[_EPSILON] = lambda run: last(run.values(_EPSILON))
+    return columns
 
 
 def seed_table(runs: Sequence[Run]) -> Cells:
@@ -315,8 +288,7 @@ def run_table(groups: Sequence[Group]) -> Cells:
     unit, scale = ("mean squared error", 1) if sign < 0 else ("accuracy (%)", 100)
     unit = f"own models, {unit}" if metric.startswith(OWN) else unit
     head = ["run", "method", "seed", "partition", "rounds", unit]
-    last_ones = [estimate([scale * r.values(metric)[-1]]) for r in runs_of(groups)]
-    digits = digits_of((value.mean for value in last_ones), sign < 0)
+    digits = digits_of((scale * run.values(metric)[-1] for run in runs_of(groups)), sign < 0)
 
     def row(group: Group, run: Run) -> list[str]:
         rounds = f"{run.rows[-1]['round']:,}"
@@ -342,7 +314,7 @@ def summary_table(groups: Iterable[Group], target: float | None = None) -> str:
         rounds and setting.
       target: accuracy in (0, 1); None: ``default_target``.
     """
-    sections = sections_of(run for group in groups for run in group.runs)
+    sections = sections_of(runs_of(groups))
     if len(sections) == 1:
         return section_text(sections[0], target)
     parts = [f"## {inert(one.title)}\n\n{section_text(one, target, level=3)}" for one in sections]
@@ -427,7 +399,7 @@ def _tail_explained(tail: Tail) -> str:
 
 def _are_timed(groups: Sequence[Group]) -> bool:
     """Return True if a run simulates time."""
-    return any("simulated_seconds" in run.rows[-1] for group in groups for run in group.runs)
+    return any("simulated_seconds" in run.rows[-1] for run in runs_of(groups))
 
 
 def _unfinished(groups: Sequence[Group]) -> str:
@@ -442,10 +414,7 @@ def _unfinished(groups: Sequence[Group]) -> str:
             run.ended_early for run in runs
         ),
     }
-    said = [
-        f" **{name}: {count}** (see the last table)." for name, count in counts.items() if count
-    ]
-    return "".join(said)
+    return "".join(f" **{name}: {n}** (see the last table)." for name, n in counts.items() if n)
 
 
 def _percent(fraction: float) -> str:
@@ -470,7 +439,7 @@ def _settings(groups: Sequence[Group]) -> list[str]:
     if common:
         parts += ["Common to all:" if parts else "All of them:"]
         parts += [markdown_table(_in_columns(common), text=True)]
-    versions = [run.config.get("versions", {}) for group in groups for run in group.runs]
+    versions = [run.config.get("versions", {}) for run in runs_of(groups)]
     distinct = [v for i, v in enumerate(versions) if v not in versions[:i]]
     if len(distinct) > 1:
         parts.append("**The runs were made with different versions:**")
