@@ -281,6 +281,16 @@ def stack(trees: list[PyTree]) -> PyTree:
     return jax.tree.map(lambda *leaves: jnp.stack(leaves), *trees)
 
 
+def with_rows(tree: PyTree, count: int) -> PyTree:
+    """Return the shapes of a tree with another number of rows.
+
+    Args:
+      tree: pytree [n, ...] of arrays, or of shapes.
+      count: number of rows, the new n.
+    """
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct((count, *x.shape[1:]), x.dtype), tree)
+
+
 def flatten(tree: PyTree, leading: int = 0) -> jax.Array:
     """Concatenate all numbers of a tree into one array [..., d], keeping ``leading`` axes.
 

@@ -2,13 +2,14 @@
 
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedjax_lab import tree
 from fedjax_lab.checks import MOST_ROUNDS, check_int, warn
 from fedjax_lab.clients.metrics import apply_loss, with_constants, with_frozen_weights
 from fedjax_lab.data import FederatedArrays, FederatedStream
@@ -20,10 +21,9 @@ from fedjax_lab.models.label_checks import check_labels
 from fedjax_lab.round import Algorithm, check_algorithm
 from fedjax_lab.storage.run_dir import CLIENTS
 from fedjax_lab.storage.run_path import check_run_dir
-from fedjax_lab.tree import path_text
 from fedjax_lab.types import Params, PyTree
 
-_NAMED = 10  # clients in a warning
+_NAMED = 10  # clients, or examples, in a warning
 _OF = {
     **{"evaluate": "the params", "diagnose": "the state", "stop_when": "a row"},
     "score_clients": "the params",
@@ -129,7 +129,8 @@ def check_simulate(
     if state is None and not jax.tree.leaves(params):
         raise ValueError(f"params is {params!r}, without any array; there is nothing to train.")
     shapes = (jax.ShapeDtypeStruct,) if only_shapes else ()
-    if not shapes and any(map(_is_shape, jax.tree.leaves(algorithm.frozen))):
+    frozen = jax.tree.leaves(algorithm.frozen)
+    if not shapes and any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in frozen):
         raise TypeError("the frozen weights are shapes, which fedjax_lab.plan takes alone.")
     for path, leaf in jax.tree_util.tree_leaves_with_path(params):
         if not isinstance(leaf, (jax.Array, np.ndarray, np.generic, *shapes)):
@@ -141,30 +142,7 @@ def check_simulate(
             )
 
 
-def warn_of_nonfinite_data(clients: FederatedArrays) -> None:
-    """Warn of clients whose examples hold NaN or infinite values, with their ids or names.
-
-    Args:
-      clients: the clients' data.
-    """
-    if found := _nonfinite(clients):
-        warn(f"{found}; on_nonfinite decides what happens in a round that uses them.")
-
-
-def check_finite_data(clients: FederatedArrays) -> None:
-    """Refuse clients whose examples hold NaN or infinite values, before they are scored.
-
-    Args:
-      clients: the clients' data.
-
-    Raises:
-      ValueError: some do; the message has the clients' ids or names.
-    """
-    if found := _nonfinite(clients):
-        raise ValueError(f"{found}, so a score would be meaningless.")
-
-
-def _nonfinite(clients: FederatedArrays) -> str:
+def nonfinite_data(clients: FederatedArrays) -> str:
     """Describe the examples with NaN or infinite values; an empty text if there are none."""
     leaves = [x for x in jax.tree.leaves(clients.examples) if jnp.issubdtype(x.dtype, jnp.floating)]
     broken = np.zeros(clients.indices.shape[0], bool)
@@ -176,11 +154,15 @@ def _nonfinite(clients: FederatedArrays) -> str:
     owners = np.repeat(np.arange(clients.num_clients), np.asarray(clients.sizes))
     ids = np.unique(owners[broken]).tolist()
     named = ids if clients.names is None else [clients.names[i] for i in ids]
-    more = f" and {len(ids) - _NAMED} more" if len(ids) > _NAMED else ""
     return (
-        f"{broken.sum()} examples of the clients {', '.join(map(str, named[:_NAMED]))}{more} "
-        "have values that are not finite"
+        f"{broken.sum()} examples of the clients {some_of(named)} have values that are not finite"
     )
+
+
+def some_of(names: Sequence[Any]) -> str:
+    """List the first ten names, and say how many more there are."""
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return f"{', '.join(map(str, names[:_NAMED]))}{more}"
 
 
 def warn_of_statistics(params: Any) -> None:
@@ -190,7 +172,7 @@ def warn_of_statistics(params: Any) -> None:
       params: the initial global model.
     """
     found = [
-        path_text(path)
+        tree.path_text(path)
         for path, node in jax.tree_util.tree_leaves_with_path(params, is_leaf=_is_statistic)
         if _is_statistic(node) or "batch_stats" in map(str, (getattr(p, "key", p) for p in path))
     ]
@@ -200,10 +182,6 @@ def warn_of_statistics(params: Any) -> None:
             "gradient and would not follow the data. Use "
             "fedjax_lab.models.batch_norm.BatchNorm, whose statistics do.",
         )
-
-
-def _is_shape(leaf: Any) -> bool:
-    return isinstance(leaf, jax.ShapeDtypeStruct)
 
 
 def _is_statistic(node: Any) -> bool:
@@ -236,7 +214,7 @@ def check_labels_of(
     if places is None:
         places = np.arange(jax.tree.leaves(examples)[0].shape[0])
     size = min(batch_size, len(places))
-    batch = jax.tree.map(lambda x: jax.ShapeDtypeStruct((size, *x.shape[1:]), x.dtype), examples)
+    batch = tree.with_rows(examples, size)
     shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), (params, frozen))
     with tracing_with("lax"):  # operations as they are written are the easiest to follow
         traced = jax.make_jaxpr(lambda batch, of: function(of[0], batch, of[1]))(batch, shapes)
@@ -271,12 +249,11 @@ def check_loss(
         loss_fn = loss_fn.__wrapped__
     if isinstance(clients, FederatedStream):
         shapes, targets = clients.examples.shapes, clients.examples.targets
-        of_targets = targets_of(shapes)
+        of_targets, index = targets_of(shapes), clients.index
         examples = jax.tree.map(lambda leaf: targets if leaf is of_targets else leaf, shapes)
     else:
-        examples = clients.examples
+        index, examples = clients, clients.examples
 
-    index = clients.index if isinstance(clients, FederatedStream) else clients
     of_client = jax.tree.map(lambda table: jnp.zeros(table.shape[1:], table.dtype), index.constants)
 
     def run(params, batch, frozen):

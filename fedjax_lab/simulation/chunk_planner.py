@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
+from fedjax_lab import tree
 from fedjax_lab.clients import planner
 from fedjax_lab.clients.store import AXIS
 from fedjax_lab.data import FederatedArrays
@@ -247,7 +248,7 @@ def choose_placement(
         else:
             state = shapes
         if on_host:  # a program gets the rows of its own clients
-            state = state._replace(clients=jax.tree.map(_one_row, state.clients))
+            state = state._replace(clients=tree.with_rows(state.clients, 1))
         planner = ChunkPlanner(run, asked, state._replace(frozen=run.frozen), client_data.clients)
         length = min(client_data.longest, run.rounds)
         name, programs = planner.choose(asked.client_map.name, length, progress)
@@ -266,7 +267,3 @@ def choose_placement(
         return placement
 
     return Chosen(processes.together(on_devices), programs, seconds)
-
-
-def _one_row(table: Any) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct((1, *table.shape[1:]), table.dtype)

@@ -23,7 +23,8 @@ from fedjax_lab.machine.keys import seeded
 from fedjax_lab.round import Algorithm
 from fedjax_lab.simulation.arguments import (
     check_loss,
-    warn_of_nonfinite_data,
+    nonfinite_data,
+    some_of,
     warn_of_statistics,
 )
 from fedjax_lab.simulation.computation import Computation
@@ -31,8 +32,6 @@ from fedjax_lab.simulation.placement import Placement
 from fedjax_lab.simulation.processes import Processes
 from fedjax_lab.storage.fingerprint import hash_arrays
 from fedjax_lab.types import CohortBatch, Metrics, Params
-
-_NAMED = 10  # examples in a warning
 
 
 class ClientData:
@@ -99,7 +98,8 @@ class ClientData:
         Raises:
           ValueError: a label is out of range.
         """
-        warn_of_nonfinite_data(self.clients)
+        if found := nonfinite_data(self.clients):
+            warn(f"{found}; on_nonfinite decides what happens in a round that uses them.")
         self._check_model(run, self.clients)
 
     def _check_model(self, run: Computation, clients: FederatedArrays | FederatedStream) -> None:
@@ -272,11 +272,9 @@ class StreamedClientData(ClientData):
             if jnp.issubdtype(leaf.dtype, jnp.floating):
                 broken |= ~np.isfinite(leaf).reshape(len(leaf), -1).all(1)
         if broken.any():
-            some = window[broken].tolist()
-            more = f" and {len(some) - _NAMED} more" if len(some) > _NAMED else ""
             self._broken = (
-                f"the examples {', '.join(map(str, some[:_NAMED]))}{more} hold values that are not "
-                "finite; where they are drawn, on_nonfinite decides."
+                f"the examples {some_of(window[broken].tolist())} hold values that are not finite; "
+                "where they are drawn, on_nonfinite decides."
             )
 
 

@@ -24,6 +24,12 @@ from fedjax_lab.checks import warn
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
+_NO_JIT = (
+    "jax_disable_jit is True; {name} compiles its rounds and cannot run without. To look into a "
+    "round, run it by itself under jax.disable_jit(): state, metrics = build_round(algorithm, "
+    "'scan')(state, data.draw_batch(clients, key, round, ...)), with state = "
+    "algorithm.init(params, clients.num_clients) before round 0."
+)
 _KEYS = (
     "jax_debug_key_reuse is True; {name} runs without this check, because a cohort with values "
     "that are not finite is run again with the same keys. Check a loss by itself: "
@@ -44,40 +50,20 @@ def values_are_checked() -> bool:
     return _setting("debug_nans") or _setting("debug_infs")
 
 
-def check_compiles(name: str) -> None:
-    """Check that JAX compiles programs.
-
-    Args:
-      name: name of the public function.
-
-    Raises:
-      ValueError: ``jax_disable_jit`` is set.
-    """
-    if _setting("disable_jit"):
-        raise ValueError(
-            f"jax_disable_jit is True; {name} compiles its rounds and cannot run without. To look "
-            "into a round, run it by itself under jax.disable_jit(): state, metrics = "
-            "build_round(algorithm, 'scan')(state, data.draw_batch(clients, key, round, ...)), "
-            "with state = algorithm.init(params, clients.num_clients) before round 0."
-        )
-
-
 def debuggable(function: Function) -> Function:
-    """Make a function that runs rounds follow JAX's settings for debugging, as described above.
-
-    Args:
-      function: the function.
-    """
+    """Make a function that runs rounds follow JAX's settings for debugging, as described above."""
 
     @functools.wraps(function)
     def run(*args: Any, **kwargs: Any) -> Any:
-        check_compiles(function.__name__)
+        name = function.__name__
+        if _setting("disable_jit"):
+            raise ValueError(_NO_JIT.format(name=name))
         guards = [_setting(f"transfer_guard_{name}") for name in _GUARDS]
         with contextlib.ExitStack() as stack:
             if any(guard and guard.startswith("disallow") for guard in guards):
                 stack.enter_context(jax.transfer_guard("allow"))
             if _setting("debug_key_reuse"):
-                warn(_KEYS.format(name=function.__name__))
+                warn(_KEYS.format(name=name))
                 stack.enter_context(jax.debug_key_reuse(False))
             return function(*args, **kwargs)
 

@@ -35,18 +35,6 @@ def lost_rounds(metrics: Mapping[str, Any]) -> np.ndarray:
     return (others > 0) & (finite == 0)
 
 
-def odd_losses(metrics: Mapping[str, Any]) -> np.ndarray:
-    """Find the rounds whose loss is not finite although messages are finite: bool [..., rounds].
-
-    Args:
-      metrics: of rounds, [..., rounds].
-    """
-    finite, _ = finite_and_other_clients(metrics)
-    if "nonfinite_clients" not in metrics:  # clients are not checked, and values may be anything
-        return np.zeros(finite.shape, bool)
-    return (finite > 0) & ~np.isfinite(metrics.get("loss", finite))
-
-
 class Watch:
     """Checks runs for values that are not finite and for unsolved quadratic programs; warns once.
 
@@ -89,7 +77,8 @@ class Watch:
                 return at
         if self._is_single:
             self._warn_of_clients(first, left, excluded)
-        self._warn_of_losses(first, metrics)
+        if "nonfinite_clients" in metrics:  # else values may be anything
+            self._warn_of_losses(first, left, metrics)
         self._warn_of_programs(first, metrics)
         lost = lost_rounds(metrics)
         self.diverged = self.diverged | lost.any(-1) | ~np.asarray(is_finite)
@@ -99,21 +88,24 @@ class Watch:
             warn(f"diverged: the global model is not finite after round {first + length}.")
         return length
 
+    def _worst(self, topic: str, values: np.ndarray) -> tuple[Any, ...] | None:
+        """Return the place of the largest value, once for each topic; None if all are 0."""
+        if topic in self._told or not values.any():
+            return None
+        self._told.add(topic)
+        return np.unravel_index(values.argmax(), values.shape)
+
     def _warn_of_clients(self, first: int, left: np.ndarray, excluded: np.ndarray) -> None:
-        if excluded.any() and "clients" not in self._told:
-            self._told.add("clients")
-            at = np.unravel_index(excluded.argmax(), excluded.shape)
+        if (at := self._worst("clients", excluded)) is not None:
             warn(
                 f"in round {first + at[-1]} of {self._name} {excluded[at]:.0f} of "
                 f"{excluded[at] + left[at]:.0f} clients gave values that are not finite and were "
                 "left out; rows count them as nonfinite_clients."
             )
 
-    def _warn_of_losses(self, first: int, metrics: Mapping[str, Any]) -> None:
-        odd = odd_losses(metrics)
-        if odd.any() and "losses" not in self._told:
-            self._told.add("losses")
-            at = np.unravel_index(odd.argmax(), odd.shape)
+    def _warn_of_losses(self, first: int, left: np.ndarray, metrics: Mapping[str, Any]) -> None:
+        odd = (left > 0) & ~np.isfinite(metrics.get("loss", left))
+        if (at := self._worst("losses", odd)) is not None:
             warn(
                 f"in round {first + at[-1]} of {self._name} the loss is {metrics['loss'][at]}, "
                 "although the messages are finite: the examples may have labels without a logit, "
@@ -123,12 +115,9 @@ class Watch:
     def _warn_of_programs(self, first: int, metrics: Mapping[str, Any]) -> None:
         found = {name: np.nan_to_num(metrics[name]) for name in QP_RESIDUALS if name in metrics}
         bad = list(unsolved({name: values.max() for name, values in found.items()}))
-        if bad and "programs" not in self._told:
-            self._told.add("programs")
-            residuals = found[bad[0]]
-            at = np.unravel_index(residuals.argmax(), residuals.shape)
+        if bad and (at := self._worst("programs", found[bad[0]])) is not None:
             warn(
-                f"in round {first + at[-1]} of {self._name} {bad[0]} is {residuals[at]:.2g}, "
+                f"in round {first + at[-1]} of {self._name} {bad[0]} is {found[bad[0]][at]:.2g}, "
                 f"above {LARGEST_RESIDUAL:g}: its quadratic programs were not solved, and their "
                 "results are no projections; reports mark the run."
             )

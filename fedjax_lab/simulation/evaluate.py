@@ -24,7 +24,7 @@ from fedjax_lab.models.base import Apply
 from fedjax_lab.models.batch_norm import recompute_statistics
 from fedjax_lab.models.lowering import lowered
 from fedjax_lab.signatures import other_arguments, suggest_keywords
-from fedjax_lab.simulation.arguments import check_finite_data, check_labels_of
+from fedjax_lab.simulation.arguments import check_labels_of, nonfinite_data
 from fedjax_lab.simulation.processes import Processes
 from fedjax_lab.storage.fingerprint import hash_arrays
 from fedjax_lab.types import Params, PyTree
@@ -144,7 +144,8 @@ def check_scored(clients: Any, what: str) -> None:
     """
     check_clients(clients)
     check_resident(clients, what)
-    check_finite_data(clients)
+    if found := nonfinite_data(clients):
+        raise ValueError(f"{found}, so a score would be meaningless.")
 
 
 def _checked_first(evaluate, count_fn, test, frozen, batch_size, held=None):

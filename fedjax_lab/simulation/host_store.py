@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import ClosedJaxpr, Literal
 
+from fedjax_lab import tree
 from fedjax_lab.clients.host_table import HostTable, SeenRows
 from fedjax_lab.data import FederatedArrays
 from fedjax_lab.simulation.computation import Computation
@@ -179,7 +180,8 @@ class HostStore:
         found: list[SeenRows] = []
         for process, count in enumerate(counts.tolist()):
             speaks = process == processes.index
-            rows = processes.sent(mine if speaks else None, _shapes(mine, count), process)
+            shapes = tree.with_rows(mine, count)
+            rows = processes.sent(mine if speaks else None, shapes, process)
             found += [rows] if processes.is_first else []
         state = processes.gathered(state._replace(clients=()))
         if not processes.is_first:
@@ -208,7 +210,7 @@ class HostStore:
             saved._replace(clients=()) if processes.is_first else None, state
         )
         count = processes.first_says(len(saved.clients.ids) if processes.is_first else None)
-        like = _shapes(self.table.seen_rows(), count)
+        like = tree.with_rows(self.table.seen_rows(), count)
         assert self.table.owned is not None
         [ids] = processes.sent([saved.clients.ids] if processes.is_first else None, [like.ids], 0)
         wanted = self.table.owned[ids]
@@ -231,11 +233,6 @@ def with_all_rows(state: FedState) -> FedState:
     if not isinstance(getattr(state, "clients", None), HostTable):
         return state
     return state._replace(clients=all_rows(state.clients))
-
-
-def _shapes(rows: SeenRows, count: int) -> SeenRows:
-    """Return the shapes with another number of rows."""
-    return jax.tree.map(lambda x: jax.ShapeDtypeStruct((count, *x.shape[1:]), x.dtype), rows)
 
 
 def all_rows(table: HostTable) -> PyTree:

@@ -172,8 +172,7 @@ class Program:
 
     def template(self) -> FedState:
         """Return a template of ``saved``: structure, shapes and dtypes."""
-        shape = lambda leaf: jax.ShapeDtypeStruct((self.count, *leaf.shape[1:]), leaf.dtype)  # noqa: E731
-        return jax.tree.map(shape, self._states)
+        return tree.with_rows(self._states, self.count)
 
     def restore(self, states: FedState) -> None:
         """Continue from other states.

@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from fedjax_lab import tree
 from fedjax_lab.clients.metrics import apply_loss, needs_constants, with_frozen_weights
 from fedjax_lab.machine.keys import seeded
 from fedjax_lab.machine.trace_once import used_inputs
@@ -67,9 +68,7 @@ def evaluation_key(algorithm: Algorithm, params: Params, examples: PyTree) -> tu
       TypeError, ValueError: as ``apply_loss``.
     """
     loss_fn = _loss_of(algorithm)
-    rows = jax.tree.map(
-        lambda leaf: jax.ShapeDtypeStruct((2, *leaf.shape[1:]), leaf.dtype), examples
-    )
+    rows = tree.with_rows(examples, 2)
 
     def losses(params, rows, key):
         return apply_loss(loss_fn, params, rows, key)[0]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fedjax_lab import data
-from fedjax_lab.simulation.arguments import warn_of_nonfinite_data
+from fedjax_lab.simulation.arguments import nonfinite_data
 
 rng = np.random.default_rng(0)
 MINE = {
@@ -269,5 +269,6 @@ def test_ids_of_bytes_are_text():
 
 def test_values_that_are_not_finite_are_reported_by_name():
     broken = {**MINE, "bob": (np.full((1, 3), np.nan), np.zeros(1))}
-    with pytest.warns(UserWarning, match="1 examples of the clients bob have values"):
-        warn_of_nonfinite_data(data.from_clients(broken))
+    found = nonfinite_data(data.from_clients(broken))
+    assert found == "1 examples of the clients bob have values that are not finite"
+    assert nonfinite_data(data.from_clients(MINE)) == ""
