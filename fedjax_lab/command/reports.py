@@ -5,7 +5,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from fedjax_lab.command.commands import ReportCommand
-from fedjax_lab.command.screen import print_rows
+from fedjax_lab.command.screen import file_to_write, print_rows
+from fedjax_lab.machine.atomic_files import write_text
 
 _DECIDING = re.compile("method|seeds|behind|((own models|global model), )?mean of round")  # columns
 
@@ -20,7 +21,7 @@ def report_command(command: ReportCommand) -> int:
       ValueError, OSError, ImportError: as ``write_report``; or a flag has no effect.
     """
     from fedjax_lab.report import write_report
-    from fedjax_lab.report.formats import format_report, write_format
+    from fedjax_lab.report.formats import format_report
 
     axes: Any = {"rows": command.rows, "columns": command.columns}
     if command.format is not None:
@@ -31,11 +32,12 @@ def report_command(command: ReportCommand) -> int:
                 "quiet is True; with --format and without --out `fedjax-lab report` prints the "
                 "text, and nothing else: omit --quiet, or give --out."
             )
+        out = file_to_write("out", command.out)
         text = format_report(command.runs, command.format, target=command.target, **axes)
-        if command.out is None:
+        if out is None:
             print(text, end="")
         else:
-            write_format(text, command.out)
+            write_text(out, text)
         return 0
     path = write_report(
         command.runs, command.out, target=command.target, figures=command.figures, **axes

@@ -48,18 +48,20 @@ def show_warning(message: Any, *about: Any, **more: Any) -> None:
 
 
 def file_to_write(argument: str, path: str | None) -> Path | None:
-    """Return the path of a file if its folder exists; None if there is no path.
+    """Return the path of a file that can be written, before the work; None if there is no path.
 
     Args:
       argument: name of the argument, for the error.
       path: what was given.
 
     Raises:
-      FileNotFoundError: there is no such folder.
+      FileNotFoundError, IsADirectoryError: its folder does not exist, or it is one.
     """
     if path is None:
         return None
     file = Path(path)
+    if file.is_dir():
+        raise IsADirectoryError(f"{argument} is {path!r}, a directory; it must be a file.")
     if not file.parent.is_dir():
         raise FileNotFoundError(f"{argument} is {path!r}; there is no directory {file.parent}.")
     return file

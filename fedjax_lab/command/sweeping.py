@@ -13,6 +13,7 @@ from fedjax_lab.command.launch import INTERRUPTED, start
 from fedjax_lab.command.options import float_options, parse_options, server_lr_of
 from fedjax_lab.command.screen import file_to_write, print_rows
 from fedjax_lab.estimates import estimate, format_estimate
+from fedjax_lab.machine.atomic_files import write_text
 from fedjax_lab.markdown import Cells
 from fedjax_lab.simulation.sweep_result import Point, SweepResult, check_seeds, list_points
 
@@ -41,12 +42,10 @@ def sweep_command(command: SweepCommand) -> int:
     seeds = check_seeds(command.seeds)
     out = file_to_write("out", command.out)
     start(command.cpu_devices, command.quiet)
-    from fedjax_lab.report.formats import write_format
-
     result = run_sweep(config, points, seeds, progress=not command.quiet)
     print_rows(sweep_table(result))
     if out is not None:
-        write_format(sweep_csv(result), out)
+        write_text(out, sweep_csv(result))
         print(f"\n{out}")
     if result.interrupted:
         print(

@@ -14,6 +14,7 @@ from fedjax_lab.command.factories import check_known
 from fedjax_lab.command.launch import DIVERGED, start
 from fedjax_lab.command.screen import file_to_write
 from fedjax_lab.command.sweeping import at_point, may_vary, parse_numbers, warn_of_attackers
+from fedjax_lab.machine.atomic_files import write_text
 from fedjax_lab.tuning.search_result import Diverged, SearchResult
 from fedjax_lab.types import Params, PyTree
 
@@ -53,9 +54,7 @@ def tune_command(command: TuneCommand) -> int:
     print(best)
     written = [path for path in (out, figure) if path is not None]
     if out is not None:
-        from fedjax_lab.report.formats import write_format
-
-        write_format(found.markdown() if out.suffix == ".md" else found.csv(), out)
+        write_text(out, found.markdown() if out.suffix == ".md" else found.csv())
     if figure is not None:
         from fedjax_lab.report.search_figure import search_figure
         from fedjax_lab.report.style import save

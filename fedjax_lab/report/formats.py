@@ -6,7 +6,6 @@ from pathlib import Path
 
 from fedjax_lab.checks import check_choice
 from fedjax_lab.estimates import NOTHING
-from fedjax_lab.machine.atomic_files import write_text
 from fedjax_lab.markdown import Cells
 from fedjax_lab.report.csv_text import pivots_csv, runs_csv
 from fedjax_lab.report.html import html_page
@@ -106,24 +105,6 @@ def _latex_pivot(pivot: Pivot) -> str:
     if rounds is not None:
         parts += ["\n% Rounds to the target\n", latex_table(rounds)]
     return "".join(parts)
-
-
-def write_format(text: str, out: str | Path) -> None:
-    """Write a report's text to a file atomically.
-
-    Args:
-      text: result of ``format_report``.
-      out: the file, in an existing folder; an existing file is replaced.
-
-    Raises:
-      FileNotFoundError, IsADirectoryError: the folder of ``out`` does not exist, or ``out`` is one.
-    """
-    path = Path(out)
-    if path.is_dir():
-        raise IsADirectoryError(f"out is {str(out)!r}, a directory; it must be a file.")
-    if not path.parent.is_dir():
-        raise FileNotFoundError(f"out is {str(out)!r}; there is no directory {path.parent}.")
-    write_text(path, text)
 
 
 def latex_table(rows: Cells) -> str:

@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from fedjax_lab.command import sweeping, tuning
 from fedjax_lab.command.cli import main
 
 FLAGS = {
@@ -174,6 +175,24 @@ def test_a_mistake_of_another_command_is_one_too(tmp_path, capsys, arguments):
     assert error.strip()
     assert "Traceback" not in error
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["sweep", "--point", "client_lr=0.1", "--out"],
+        ["tune", "--space", "client_lr=0.1,0.2", "--out"],
+        ["tune", "--space", "client_lr=0.1,0.2", "--figure"],
+    ],
+    ids=" ".join,
+)
+def test_a_folder_in_place_of_a_file_is_refused_before_the_work(
+    command, tmp_path, capsys, monkeypatch
+):
+    for module in (sweeping, tuning):
+        monkeypatch.setattr(module, "start", lambda *_: pytest.fail("it has begun"))
+    assert main([*command, str(tmp_path)]) == 2
+    assert "a directory; it must be a file" in capsys.readouterr().err
 
 
 FILES = {
