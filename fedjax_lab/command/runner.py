@@ -431,7 +431,9 @@ def simulate_setup(
     hooks = [on_row] if callable(on_row) else list(on_row)
     loggers = build_loggers(config.output.log if processes.is_first else (), path, config.record())
     schedule = config.schedule()
-    bound = _ends(config) | own_sources(config, path)
+    bound = own_sources(config, path)
+    if depends_on_rounds(config.method.client_lr_schedule):
+        bound["client_lr_ends"] = config.rounds.rounds
     if progress and processes.is_first:
         print(_describe(config, setup, path), file=sys.stderr, flush=True)
     # Compiled here, so that the time of the rounds does not include it.
@@ -464,15 +466,6 @@ def simulate_setup(
 def _run_dir(config: RunConfig) -> Path:
     assert config.output.run_dir is not None  # resolved
     return Path(config.output.run_dir)
-
-
-def _ends(config: RunConfig) -> dict[str, int]:
-    """Return the last round of a schedule that depends on the number of rounds."""
-    return (
-        {"client_lr_ends": config.rounds.rounds}
-        if depends_on_rounds(config.method.client_lr_schedule)
-        else {}
-    )
 
 
 def describe_partition(clients: data.FederatedArrays) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 Axes: n rows, N clients.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,6 +24,7 @@ TASKS = ("classification", "regression")
 SPLITS = ("clients", "examples")
 _FORMS = "clients:SHARE, examples:SHARE, or another file .csv, .tsv or .parquet"
 _NAMES = ("client", "x", "target", "task", "categories", "missing")
+_Part = tuple[np.ndarray, tuple[str, ...] | None]  # clients' numbers of examples, and names
 _ENDINGS = {"csv": (".csv", ".tsv"), "parquet": (".parquet",)}
 
 
@@ -121,7 +122,11 @@ def load_table(settings: DataSettings, seed: int) -> TableData:
       FileNotFoundError: there is no such file.
       ImportError: narwhals or pyarrow is missing.
     """
-    _check_inputs(settings)
+    if both := [name for name in settings.x if name in settings.target]:
+        raise ValueError(
+            f"x has {both[0]!r}, which is target, too: a model that sees what it is to foretell "
+            "learns nothing. Leave it out of x."
+        )
     with said_of("dataset", settings.dataset):
         table = Table(settings.dataset.partition(":")[2], parse_missing(settings.missing))
     inputs = settings.x or _other_columns(table, settings)
@@ -135,14 +140,6 @@ def load_table(settings: DataSettings, seed: int) -> TableData:
         return _with_file(settings, kind, inputs, found, (names, owners))
     divided = _divided_by_seed(settings, (x, y), (names, owners), (kind, share), seed)
     return divided._replace(table=hash_arrays((x, y, owners)))
-
-
-def _check_inputs(settings: DataSettings) -> None:
-    if both := [name for name in settings.x if name in settings.target]:
-        raise ValueError(
-            f"x has {both[0]!r}, which is target, too: a model that sees what it is to foretell "
-            "learns nothing. Leave it out of x."
-        )
 
 
 def _divided_by_seed(
@@ -164,10 +161,14 @@ def _divided_by_seed(
     if kind == "clients":
         with said_of("test_split", settings.test_split):
             seen, unseen = data.split_clients(rows, share, seed)
-        return _divided(settings, (x, y), _indices(seen, unseen), seen)
+        return _divided(settings, (x, y), (seen.indices, unseen.indices), _part(seen))
     with said_of("test_split", settings.test_split):
         seen, own = data.split_examples(rows, share, seed)
-    return _divided(settings, (x, y), _indices(seen, own), seen, own)
+    return _divided(settings, (x, y), (seen.indices, own.indices), _part(seen), _part(own))
+
+
+def _part(clients: data.FederatedArrays) -> _Part:
+    return np.asarray(clients.sizes), clients.names
 
 
 def parse_missing(texts: Sequence[str]) -> Any:
@@ -256,29 +257,25 @@ def _read(
     return found._replace(examples=data.Examples(found.examples.x, y))
 
 
-def _indices(*parts: data.FederatedArrays) -> tuple[np.ndarray, ...]:
-    return tuple(np.asarray(part.indices) for part in parts)
-
-
 def _divided(
     settings: DataSettings,
     examples: tuple[np.ndarray, np.ndarray],
-    rows: Sequence[np.ndarray],
-    seen: data.FederatedArrays | None = None,
-    own: data.FederatedArrays | None = None,
+    rows: tuple[Any, Any],
+    seen: _Part | None = None,
+    own: _Part | None = None,
 ) -> TableData:
     """Divide rows into training and test examples, client by client."""
-    x, y = examples
-    arrays = {"x_train": x[rows[0]], "y_train": y[rows[0]]}
-    return _checked(settings, arrays | {"x_test": x[rows[1]], "y_test": y[rows[1]]}, y, seen, own)
+    (x, y), (train, test) = examples, map(np.asarray, rows)
+    arrays = {"x_train": x[train], "y_train": y[train], "x_test": x[test], "y_test": y[test]}
+    return _checked(settings, arrays, y, seen, own)
 
 
 def _checked(
     settings: DataSettings,
     arrays: Mapping[str, np.ndarray],
     y: np.ndarray,
-    seen: data.FederatedArrays | None,
-    own: data.FederatedArrays | None,
+    seen: _Part | None,
+    own: _Part | None,
 ) -> TableData:
     classes = None if y.dtype.kind == "f" else int(y.max()) + 1
     train, test = checked_splits(settings.dataset, arrays, classes)
@@ -289,10 +286,11 @@ def _checked(
     return TableData(train, test, clients, tests, classes)
 
 
-def _in_order(examples: data.Examples, part: data.FederatedArrays) -> data.FederatedArrays:
+def _in_order(examples: data.Examples, part: _Part) -> data.FederatedArrays:
     """Create the federation of a part whose examples are sorted by client."""
-    rows, sizes = np.arange(len(examples.y), dtype=np.int32), np.asarray(part.sizes)
-    return from_partition(examples, Partition(rows, sizes, "natural", 0), part.names)
+    (sizes, names), rows = part, np.arange(len(examples.y), dtype=np.int32)
+    of_clients = Partition(rows, np.asarray(sizes, np.int32), "natural", 0)
+    return from_partition(examples, of_clients, names)
 
 
 def _with_file(
@@ -309,25 +307,25 @@ def _with_file(
     seen = own = None
     if names is not None and owners is not None:
         order, sizes = np.argsort(owners, kind="stable"), np.bincount(owners)
-        seen = _parts(sizes, names)
+        seen = sizes, names
         x, y = x[order], y[order]
         if ids is not None:
-            _check_known(settings, path, {str(name): None for name in ids.tolist()}, names)
+            of_rows = list(map(str, ids.tolist()))
+            _check_known(settings, path, tuple(dict.fromkeys(of_rows)), names)
             places = {name: place for place, name in enumerate(names)}
-            of = np.array([places.get(str(name), len(names)) for name in ids.tolist()])
+            of = np.array([places.get(name, len(names)) for name in of_rows])
             order = np.argsort(of, kind="stable")
             x_test, y_test = x_test[order], y_test[order]  # rows of other clients come last
             counts = np.bincount(of, minlength=len(names) + 1)[:-1]
-            own = _parts(counts, names) if counts.sum() else None
+            own = (counts, names) if counts.sum() else None
     arrays = {"x_train": x, "y_train": y, "x_test": x_test, "y_test": y_test}
     return _checked(settings, arrays, np.concatenate([y, y_test]), seen, own)
 
 
 def _check_known(
-    settings: DataSettings, path: str, ids: Iterable[str], names: tuple[str, ...]
+    settings: DataSettings, path: str, found: tuple[str, ...], names: tuple[str, ...]
 ) -> None:
     """Check that the test file names clients as the training file does; warn if it has none."""
-    found = tuple(ids)
     if not {*found}.isdisjoint(names):
         return
     about = (
@@ -349,8 +347,3 @@ def _number(name: str) -> float | str:
         return float(name)
     except ValueError:
         return name.strip().lower()
-
-
-def _parts(sizes: np.ndarray, names: tuple[str, ...]) -> data.FederatedArrays:
-    rows = np.arange(sizes.sum(), dtype=np.int32)
-    return from_partition(rows, Partition(rows, sizes.astype(np.int32), "natural", 0), names)

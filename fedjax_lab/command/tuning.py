@@ -35,7 +35,11 @@ def tune_command(command: TuneCommand) -> int:
         check_known("algorithm", name, "methods")
     if len({*methods}) < len(methods):
         raise ValueError(f"methods is {' '.join(methods)}; it has a method twice.")
-    spaces = {name: _space_of(command, name, methods) for name in methods}
+    given = command.settings.method.option
+    spaces = {
+        name: space_of(command.space, name, methods, options_of(given, name, methods))
+        for name in methods
+    }
     out, figure = file_to_write("out", command.out), file_to_write("figure", command.figure)
     start(command.cpu_devices, command.quiet)
     try:
@@ -63,11 +67,6 @@ def tune_command(command: TuneCommand) -> int:
     if written:
         print("", *written, sep="\n")
     return 0
-
-
-def _space_of(command: TuneCommand, method: str, methods: Sequence[str]) -> dict[str, Any]:
-    options = options_of(command.settings.method.option, method, methods)
-    return space_of(command.space, method, methods, options)
 
 
 def space_of(
