@@ -57,16 +57,7 @@ def build_own_tests(
     test: data.Examples,
     own: data.FederatedArrays | None = None,
 ) -> ClientTests:
-    """Build the functions that score the clients' own models, for a personal method.
-
-    Args:
-      config: the settings, resolved.
-      algorithm: the method.
-      count_fn: what is counted of each example.
-      clients: the clients' training data.
-      test: the test set.
-      own: the clients with test examples of their own, where there are such.
-    """
+    """Build the functions that score the clients' own models, for a personal method."""
     parts, why = _test_parts(config, clients, test, own)
     if parts is not None and config.machine.client_store == "host":
         why = "client_store is 'host', where no device holds all clients' models"
@@ -97,11 +88,7 @@ def build_client_tests(
     test: data.Examples,
     own: data.FederatedArrays | None = None,
 ) -> ClientTests:
-    """Build the functions that score the global model, for a method with no other.
-
-    Args:
-      config, algorithm, count_fn, clients, test, own: as of ``build_own_tests``.
-    """
+    """Build the functions that score the global model, for a method with no other."""
     parts, _ = _test_parts(config, clients, test, own)
     if parts is None:
         return ClientTests()
@@ -165,14 +152,6 @@ def score_on_training_data(
     """Score each client's model on its own training data, float [N].
 
     NaN for a diverged run, and if the models are on the host.
-
-    Args:
-      config: the settings, resolved.
-      algorithm: the method.
-      count_fn: what is counted of each example.
-      clients: the clients' training data.
-      evaluate_clients: params -> scores [N], for methods with one global model.
-      result: result of the run.
     """
     if result.stopped == "diverged":
         return np.full(clients.num_clients, np.nan)

@@ -301,9 +301,6 @@ _METHODS_OF_TUNE = re.compile(r"^--algorithm(=|$)")
 def parse(argv: list[str]) -> Any:
     """Parse the arguments into a command; the file of --config gives the defaults.
 
-    Args:
-      argv: command-line arguments.
-
     Raises:
       SystemExit: help was requested, or an argument is not understood.
       FileNotFoundError, ValueError, TypeError: as in ``RunConfig.from_file``; or the command does

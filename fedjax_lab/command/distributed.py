@@ -29,9 +29,6 @@ def join(command: RunCommand) -> None:
     Missing arguments are taken from the environment, or else JAX detects a TPU pod, SLURM, Open MPI
     or Kubernetes. JAX ends this process if the others do not connect in time.
 
-    Args:
-      command: the parsed command.
-
     Raises:
       ValueError: an argument is missing and cannot be detected, is out of range, or was given
         without ``distributed``.

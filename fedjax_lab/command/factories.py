@@ -42,12 +42,7 @@ _LENGTH = 16  # hexadecimal digits of a hash
 
 
 def is_own(setting: str, name: str) -> bool:
-    """Return True if a name belongs to code outside the package.
-
-    Args:
-      setting: a key of ``ENTRY_POINTS``.
-      name: its value.
-    """
+    """Return True if a name belongs to code outside the package."""
     if name in _BUILT_IN[setting]:
         return False
     if setting == "dataset" and name.partition(":")[0] in (*SCHEMES, *TABLES):
@@ -62,11 +57,7 @@ def _is_path(name: str) -> bool:
 
 @functools.cache
 def offered(setting: str) -> dict[str, metadata.EntryPoint]:
-    """Return name -> entry point for the installed packages.
-
-    Args:
-      setting: a key of ``ENTRY_POINTS``.
-    """
+    """Return name -> entry point for the installed packages."""
     return {point.name: point for point in metadata.entry_points(group=ENTRY_POINTS[setting])}
 
 
@@ -91,10 +82,6 @@ def check_known(setting: str, name: str, argument: str | None = None) -> None:
 
 def find(setting: str, name: str) -> Callable[..., Any]:
     """Return the factory of a method or a model, or the function that loads a data set.
-
-    Args:
-      setting: a key of ``ENTRY_POINTS``.
-      name: its value, checked by ``check_known``.
 
     Raises:
       ImportError, TypeError: as ``check_known``.
@@ -161,9 +148,6 @@ def sources(config: Any) -> dict[str, str]:
 
     The files are the modules of the named functions, and the modules that these import from the
     same package (or, for a single file, from the same folder).
-
-    Args:
-      config: a ``RunConfig``.
     """
     found: dict[str, str] = {}
     names = {
@@ -183,10 +167,6 @@ def sources(config: Any) -> dict[str, str]:
 
 def own_sources(config: Any, path: Path) -> dict[str, Any]:
     """Return the entries of config.json about custom code, and compare them with earlier ones.
-
-    Args:
-      config: a ``RunConfig``.
-      path: the run directory, which may be new.
 
     Raises:
       FileExistsError: the directory has a run of other source code.
@@ -239,11 +219,7 @@ def _imports(module: ModuleType, file: Path) -> Iterator[str]:
 
 
 def describe_offered(setting: str) -> list[tuple[str, str, Callable[..., Any] | None]]:
-    """Return (name, origin, function) for the names that installed packages add.
-
-    Args:
-      setting: a key of ``ENTRY_POINTS``.
-    """
+    """Return (name, origin, function) for the names that installed packages add."""
     rows: list[tuple[str, str, Callable[..., Any] | None]] = []
     for name, point in sorted(offered(setting).items()):
         where = f"{point.value}, of {point.dist.name}" if point.dist else point.value

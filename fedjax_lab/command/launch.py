@@ -29,11 +29,7 @@ DIVERGED, INTERRUPTED = 3, 130
 
 
 def start(cpu_devices: int | None = None, quiet: bool = False) -> None:
-    """Turn on the cache of compiled programs, and divide the CPU into devices.
-
-    Args:
-      cpu_devices: number of devices; None: one per core.
-      quiet: do not print the folder of the cache.
+    """Turn on the cache of programs, and divide the CPU into devices; None: one per core.
 
     Raises:
       ValueError, TypeError: ``cpu_devices`` is not a positive integer.
@@ -52,9 +48,6 @@ def run_command(command: RunCommand) -> int:
     """Execute a run command; returns the exit status, the worst one of several runs.
 
     An interruption or an error also cancels the following runs; a diverged run does not.
-
-    Args:
-      command: as parsed.
 
     Raises:
       ValueError, TypeError, OSError, ImportError: as ``runner.run``.
@@ -137,9 +130,6 @@ def _run_of_several(command: RunCommand, config: RunConfig, place: str) -> int:
 def finished_before(config: RunConfig) -> dict[str, Any] | None:
     """Return summary.json of a run directory that has all of this run already; None if not.
 
-    Args:
-      config: the settings, resolved.
-
     Raises:
       FileExistsError: it was made by other versions of the user's own code.
     """
@@ -209,11 +199,7 @@ def _status(result: SimulationResult, config: RunConfig) -> int:
 
 
 def status_of(result: SimulationResult) -> int:
-    """Return the exit status of a run.
-
-    Args:
-      result: result of the run.
-    """
+    """Return the exit status of a run."""
     if result.interrupted:
         return INTERRUPTED if result.signal is None else 128 + result.signal
     return DIVERGED if result.stopped == "diverged" else 0

@@ -24,10 +24,6 @@ _FORMS = (
 def load_divided(settings: DataSettings, seed: int) -> TableData:
     """Load training and test examples, with their clients if the data set has them.
 
-    Args:
-      settings: of the data, resolved or not.
-      seed: seed of the split of a table into training and test examples.
-
     Raises:
       ValueError, FileNotFoundError, ImportError: the data set, or a package to read it, is missing.
       TypeError: a custom function does not return two sets of examples.

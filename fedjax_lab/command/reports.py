@@ -14,9 +14,6 @@ _DECIDING = re.compile("method|seeds|behind|((own models|global model), )?mean o
 def report_command(command: ReportCommand) -> int:
     """Write the report's pages and print what decides, or print one text; returns the exit status.
 
-    Args:
-      command: as parsed.
-
     Raises:
       ValueError, OSError, ImportError: as ``write_report``; or a flag has no effect.
     """
@@ -55,10 +52,6 @@ def print_tables(
     columns: str | None = None,
 ) -> None:
     """Print what a report decides: of each section, or with axes a table of methods and settings.
-
-    Args:
-      runs: directories.
-      target, rows, columns: as of ``write_report``.
 
     Raises:
       ValueError, FileNotFoundError: as ``write_report``.

@@ -28,9 +28,6 @@ _DIFFERS = 1
 def rerun_command(command: RerunCommand) -> int:
     """Repeat a run and print whether the bits are equal; returns the exit status.
 
-    Args:
-      command: as parsed.
-
     Raises:
       FileNotFoundError: there is no such run.
       FileExistsError: the new directory has a finished run.
@@ -94,10 +91,6 @@ def _has_ended(path: Path) -> bool:
 def first_difference(old: Path, new: Path, before: SavedRun, after: SavedRun) -> str | None:
     """Describe the first difference of two runs' metrics.jsonl or params; None if equal.
 
-    Args:
-      old, new: the run directories.
-      before, after: results of ``load_run``.
-
     Raises:
       ValueError: a metrics.jsonl is damaged.
     """
@@ -136,12 +129,7 @@ def _different_leaf(name: str, there: Any, now: Any) -> str | None:
 
 
 def described(found: str | None, before: SavedRun, after: SavedRun) -> Sequence[str]:
-    """Describe the result of a repetition.
-
-    Args:
-      found: result of ``first_difference``.
-      before, after: of the two runs.
-    """
+    """Describe the result of a repetition."""
     versions = differences(before.config.get("versions", {}), after.config.get("versions", {}))
     about = [f"versions that differ: {'; '.join(versions)}" if versions else "equal versions"]
     if found is None:

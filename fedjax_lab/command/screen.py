@@ -9,11 +9,7 @@ from fedjax_lab.command.commands import PROG
 
 
 def print_rows(rows: Sequence[Sequence[str]]) -> None:
-    """Print a table, with rich on a terminal, else as plain text.
-
-    Args:
-      rows: texts, the first row is the header.
-    """
+    """Print a table, with rich on a terminal, else as plain text."""
     if sys.stdout.isatty():
         from rich.console import Console
         from rich.table import Table
@@ -33,11 +29,7 @@ def print_rows(rows: Sequence[Sequence[str]]) -> None:
 
 
 def one_line(error: Any) -> str:
-    """Format an error or a warning as one line.
-
-    Args:
-      error: an exception, or the text of a warning.
-    """
+    """Format an error or a warning as one line."""
     text = " ".join(str(error).split()) or type(error).__name__
     return text if len(text) <= 1000 else f"{text[:1000]} ... (--debug shows all)"
 
@@ -49,10 +41,6 @@ def show_warning(message: Any, *about: Any, **more: Any) -> None:
 
 def file_to_write(argument: str, path: str | None) -> Path | None:
     """Return the path of a file that can be written, before the work; None if there is no path.
-
-    Args:
-      argument: name of the argument, for the error.
-      path: what was given.
 
     Raises:
       FileNotFoundError, IsADirectoryError: its folder does not exist, or it is one.

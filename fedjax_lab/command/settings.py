@@ -54,9 +54,6 @@ def _one_of(choices: Iterable[str]) -> Any:
 def check_ranges(group: Any) -> None:
     """Check each setting of a group against its range.
 
-    Args:
-      group: one of the groups below.
-
     Raises:
       ValueError, TypeError: a setting is out of range, or has another type.
     """
@@ -431,12 +428,7 @@ HINTS = {name: hint for kind in GROUPS.values() for name, hint in get_type_hints
 
 @contextmanager
 def said_of(setting: str, value: Any) -> Iterator[None]:
-    """Let a library's error say of which setting it is, where the library has another name for it.
-
-    Args:
-      setting: its name.
-      value: as given.
-    """
+    """Let the library's error say of which setting it is, where it has another name for it."""
     try:
         yield
     except (FileNotFoundError, TypeError, ValueError) as error:

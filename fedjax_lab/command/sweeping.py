@@ -31,9 +31,6 @@ _SHOWN = {
 def sweep_command(command: SweepCommand) -> int:
     """Sweep, print the table and write it to a file; returns the exit status.
 
-    Args:
-      command: as parsed.
-
     Raises:
       ValueError, TypeError, OSError, ImportError: as ``runner.build`` and ``sweep``; or a point, a
         seed or a setting is not allowed.
@@ -101,13 +98,7 @@ def run_sweep(
 
 
 def warn_of_attackers(what: str, config: RunConfig, seeds: Sequence[int]) -> None:
-    """Warn if runs with several seeds have the same attackers, those of the config's ``seed``.
-
-    Args:
-      what: what the runs belong to, for the warning.
-      config: the settings of all runs.
-      seeds: those of the runs.
-    """
+    """Warn if runs with several seeds have the same attackers, those of the config's ``seed``."""
     if config.privacy.attack is not None and len(seeds) > 1:
         warn(
             f"all runs of {what} have the attackers of seed {config.rounds.seed}; use run "
@@ -164,9 +155,6 @@ def parse_numbers(given: str, values: str, form: str) -> list[float]:
 def may_vary(settings: RunConfig) -> list[str]:
     """Return the hyperparameters of a method that can be arguments of a program.
 
-    Args:
-      settings: settings with the algorithm and its options.
-
     Raises:
       ValueError: the algorithm is unknown.
     """
@@ -178,23 +166,14 @@ def may_vary(settings: RunConfig) -> list[str]:
 
 
 def at_point(settings: RunConfig, point: Point) -> RunConfig:
-    """Return the settings of a run at a point.
-
-    Args:
-      settings: of all runs.
-      point: hyperparameters by name.
-    """
+    """Return the settings of a run at a point."""
     varied: dict[str, Any] = {name: v for name, v in point.items() if name in VARIED}
     options = [f"{name}={value!r}" for name, value in point.items() if name not in VARIED]
     return settings.replace(**varied, option=(*settings.method.option, *options))
 
 
 def sweep_table(result: SweepResult) -> Cells:
-    """Return header and rows: each point with the means of its scores and 95 % intervals.
-
-    Args:
-      result: sweep with the evaluations of ``runner.build``.
-    """
+    """Return header and rows: each point with the means of its scores and 95 % intervals."""
     shown = {name: about for name, about in _SHOWN.items() if about[0] in result.history}
     rows = [[*result.points[0], *shown]]
     for place, point in enumerate(result.points):
@@ -209,11 +188,7 @@ def sweep_table(result: SweepResult) -> Cells:
 
 
 def sweep_csv(result: SweepResult) -> str:
-    """Format a CSV line for each point and metric of the last evaluation: mean, half_width, n.
-
-    Args:
-      result: result of ``sweep``.
-    """
+    """Format a CSV line for each point and metric of the last evaluation: mean, half_width, n."""
     from fedjax_lab.report.csv_text import estimates_csv
 
     lines = [

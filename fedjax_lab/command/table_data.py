@@ -50,9 +50,6 @@ class TableData(NamedTuple):
 def check_table(settings: DataSettings) -> None:
     """Check the settings of columns and of the test set .
 
-    Args:
-      settings: of the data.
-
     Raises:
       ValueError: a setting is missing or invalid, or the data set is no table.
     """
@@ -111,10 +108,6 @@ def _split(text: str) -> tuple[str, float | int | None]:
 
 def load_table(settings: DataSettings, seed: int) -> TableData:
     """Read a table, and divide it into training and test examples.
-
-    Args:
-      settings: of the data, resolved.
-      seed: seed of the split into training and test examples.
 
     Raises:
       ValueError: a column is missing, has another length, or lacks values; a client has too few

@@ -24,9 +24,6 @@ _LOG = "log:"
 def tune_command(command: TuneCommand) -> int:
     """Tune, print the table and write the trials to a file; returns the exit status.
 
-    Args:
-      command: as parsed.
-
     Raises:
       ValueError, TypeError, OSError, ImportError: as ``runner.build`` and ``tune``.
     """

@@ -142,9 +142,5 @@ def latex_table(rows: Cells) -> str:
 
 
 def latex_escape(text: str) -> str:
-    """Escape special characters of LaTeX.
-
-    Args:
-      text: plain text.
-    """
+    """Escape special characters of LaTeX."""
     return "".join(_ESCAPED.get(character, character) for character in text)

@@ -292,12 +292,7 @@ def _hyperparameters(run: Run) -> dict[str, Any]:
 
 
 def score_rows(pivot: Pivot, best: Callable[[str], str]) -> Cells:
-    """Return header and rows of scores: mean and interval over the seeds.
-
-    Args:
-      pivot: one of ``pivots_of``.
-      best: function of a cell's text, which marks the best one of a setting.
-    """
+    """Return header and rows of scores: mean and interval over the seeds."""
 
     is_error = all(math.isnan(cell.target) for cell in pivot.cells.values())
     means = (cell.score.mean for cell in pivot.cells.values())
@@ -316,9 +311,6 @@ def target_rows(pivot: Pivot) -> Cells | None:
     """Return header and rows of rounds to the target; None if there is no target.
 
     A mean is given only if all seeds reach it. Targets stand beside the settings' names.
-
-    Args:
-      pivot: one of ``pivots_of``.
     """
 
     def text(cell: Cell) -> str:
@@ -359,12 +351,7 @@ def _rows(
 
 
 def pivot_text(pivots: Sequence[Pivot], level: int = 2) -> str:
-    """Format pivots as Markdown, with an explanation.
-
-    Args:
-      pivots: of ``pivots_of``.
-      level: level of the headings.
-    """
+    """Format pivots as Markdown, with an explanation."""
     parts = [explanation(pivots)]
     mark = "#" * level
     for pivot in pivots:
@@ -386,11 +373,7 @@ def _merged(pivot: Pivot) -> str:
 
 
 def explanation(pivots: Sequence[Pivot]) -> str:
-    """Say what the numbers and the marks of pivots mean, as for a table's caption.
-
-    Args:
-      pivots: of ``pivots_of``.
-    """
+    """Say what the numbers and the marks of pivots mean, as for a table's caption."""
     metrics = {pivot.metric for pivot in pivots}
     units = ["mean squared error" if m.endswith(ERROR) else "test accuracy in percent"
              for m in sorted(metrics)]  # fmt: skip
@@ -405,11 +388,7 @@ def explanation(pivots: Sequence[Pivot]) -> str:
 
 
 def notes(pivots: Sequence[Pivot]) -> list[str]:
-    """Return what marks of single cells mean.
-
-    Args:
-      pivots: of ``pivots_of``.
-    """
+    """Return what marks of single cells mean."""
     unsolved = any(cell.unsolved for pivot in pivots for cell in pivot.cells.values())
     return [UNSOLVED_NOTE] if unsolved else []
 

@@ -49,12 +49,7 @@ def at_print_size(figure: Any, width: float | None = None) -> Any:
 
 
 def save_vectors(figure: Any, path: Path) -> None:
-    """Write a PDF or SVG file, depending on the suffix; equal figures give equal bytes.
-
-    Args:
-      figure: a matplotlib figure.
-      path: file ending in .pdf or .svg; an existing one is replaced atomically.
-    """
+    """Write a PDF or SVG file, depending on the suffix; equal figures give equal bytes."""
     import matplotlib
 
     form = path.suffix[1:]

@@ -14,12 +14,7 @@ _SPAN = 30.0  # points below the best that a ranking shows
 
 
 def tops(group: Group, metric: str = ACCURACY) -> list[float]:
-    """Return the highest accuracy of each run, in percent.
-
-    Args:
-      group: of runs.
-      metric: name of the accuracy in rows.
-    """
+    """Return the highest accuracy of each run, in percent."""
     return [100 * best(run.values(metric)) for run in group.runs]
 
 

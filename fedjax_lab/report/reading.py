@@ -27,9 +27,6 @@ _OF_LANDSCAPE = dict.fromkeys(("eigenvalues", "offsets", "losses"), list)
 def read_config(path: Path) -> dict[str, Any]:
     """Read and check a run's config.json.
 
-    Args:
-      path: the file.
-
     Raises:
       ValueError: it cannot be read, or lacks an entry of a config.
     """
@@ -47,9 +44,6 @@ def read_config(path: Path) -> dict[str, Any]:
 
 def read_summary(path: Path) -> dict[str, Any]:
     """Read a run's summary.json; {} if there is none.
-
-    Args:
-      path: the file.
 
     Raises:
       ValueError: it cannot be read, or a value has another type.
@@ -70,9 +64,6 @@ def read_summary(path: Path) -> dict[str, Any]:
 def read_partition(path: Path) -> dict[str, Any]:
     """Read a run's partition.json; {} if there is none.
 
-    Args:
-      path: the file.
-
     Raises:
       ValueError: as ``read_summary``.
     """
@@ -92,9 +83,6 @@ def read_partition(path: Path) -> dict[str, Any]:
 
 def read_landscape(path: Path) -> dict[str, Any]:
     """Read a run's landscape.json; {} if there is none.
-
-    Args:
-      path: the file.
 
     Raises:
       ValueError: as ``read_summary``.
@@ -139,9 +127,6 @@ def read_json(
 def read_rows(path: Path) -> list[dict[str, Any]]:
     """Read the rows of metrics.jsonl, times.jsonl or clients.jsonl; none if there is no file.
 
-    Args:
-      path: the file.
-
     Raises:
       ValueError: it cannot be read, a line is not a row, or rows are not in the order of rounds.
     """
@@ -165,9 +150,6 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
 
 def read_run(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """Read (config.json, rows of metrics.jsonl), and compare them with the last checkpoint.
-
-    Args:
-      path: the run directory.
 
     Raises:
       ValueError: a file is damaged, or differs from the checkpoint.

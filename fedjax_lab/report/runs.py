@@ -239,9 +239,6 @@ def with_own(row: Mapping[str, Any]) -> dict[str, Any]:
     """Add the scores of the models that clients use, on their own test examples, to a row.
 
     These are the clients' own models, or the global model of a method that has no other.
-
-    Args:
-      row: of metrics.jsonl.
     """
     own = {
         f"{OWN}{name.removeprefix(model)}": value
@@ -349,11 +346,7 @@ def _check_distinct(group: list[Run]) -> None:
 
 
 def what_is_drawn(run: Run) -> tuple[Any, ...]:
-    """Return what tells the seeds of a group apart: the run's, its data's, and its first model's.
-
-    Args:
-      run: one of the group.
-    """
+    """Return what tells the seeds of a group apart: those of run, data and first model."""
     config = run.config
     hashes = (config.get(part, {}).get("hash") for part in ("partition", "data"))
     return run.seed, *hashes, config.get("run_config", {}).get("init_seed")
@@ -381,11 +374,7 @@ def _names_in_labels(methods: Sequence[str], parts: Sequence[Mapping[str, Any]])
 
 
 def parts_of(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings with the parts of objects beside them, such as client_lr.decay_rate.
-
-    Args:
-      settings: name -> value, of a run.
-    """
+    """Return settings with the parts of objects beside them, such as client_lr.decay_rate."""
     return {path: part for name, value in settings.items() for path, part in flat(value, name)}
 
 
@@ -420,22 +409,12 @@ def names_that_differ(
 
 
 def shown_parts(parts: Mapping[str, Any], names: Iterable[str]) -> str:
-    """Format some parts of settings, such as "client_lr=0.1"; missing ones are left out.
-
-    Args:
-      parts: result of ``parts_of``.
-      names: those to be shown.
-    """
+    """Format some parts of settings, such as "client_lr=0.1"; missing ones are left out."""
     return ", ".join(f"{printable(name)}={_short(parts[name])}" for name in names if name in parts)
 
 
 def label_of(method: str, differs: str) -> str:
-    """Return a label such as "fedavg (client_lr=0.1)".
-
-    Args:
-      method: its name.
-      differs: settings, from ``shown_parts``.
-    """
+    """Return a label such as "fedavg (client_lr=0.1)"."""
     return f"{method} ({differs})" if differs else method
 
 
@@ -444,11 +423,7 @@ def _short(value: Any) -> str:
 
 
 def show(value: Any) -> str:
-    """Format a setting's value as text.
-
-    Args:
-      value: JSON value.
-    """
+    """Format a setting's value as text."""
     is_described = isinstance(value, Mapping) or (
         isinstance(value, list) and any(isinstance(part, (Mapping, list)) for part in value)
     )
@@ -470,10 +445,6 @@ def chosen(settings: Mapping[str, Any], of: Run) -> dict[str, Any]:
     """Return the settings without those that are off, at a default, or of no effect on the run.
 
     A hyperparameter of the method is always kept.
-
-    Args:
-      settings: settings of the run, or some of them.
-      of: the run.
     """
     options = of.config.get("run_config", {}).get("option", {})
     own = {*of.config.get("hyperparameters", {}), *options}

@@ -13,9 +13,6 @@ def search_figure(found: SearchResult) -> Any:
     Colours are the rungs: later ones have more rounds. A cross marks the chosen point.
     Points that diverged are ticks at the lower edge.
 
-    Args:
-      found: result of ``tune``.
-
     Raises:
       ImportError: matplotlib is missing.
     """

@@ -56,11 +56,7 @@ class Section(NamedTuple):
 
 
 def setting_of(run: Run) -> dict[str, Any]:
-    """Return the settings that runs must have in common to be compared.
-
-    Args:
-      run: from ``load_runs``.
-    """
+    """Return the settings that runs must have in common to be compared."""
     return {
         name: value
         for name, value in run.settings.items()
@@ -114,21 +110,13 @@ def tail_of(runs: Iterable[Run]) -> Tail:
 
 
 def metric_of(runs: Iterable[Run]) -> str:
-    """Return the metric of runs: "mean_squared_error", "perplexity", "accuracy", or "".
-
-    Args:
-      runs: their rows determine the metric.
-    """
+    """Return the metric of runs: "mean_squared_error", "perplexity", "accuracy", or ""."""
     names = {name for run in runs for row in run.rows for name in row}
     return next((metric for metric in _METRICS if metric in names), "")
 
 
 def tell_unknown_scores(runs: Sequence[Run]) -> None:
-    """Warn if runs have scores, but none by which they could be ranked.
-
-    Args:
-      runs: from ``load_runs``.
-    """
+    """Warn if runs have scores, but none by which they could be ranked."""
     rows = {name for run in runs for row in run.rows for name in row}
     own = sorted(name for name in rows - OWN_METRICS if not name.startswith("client_"))
     if own and not metric_of(runs):
@@ -140,9 +128,6 @@ def tell_unknown_scores(runs: Sequence[Run]) -> None:
 
 def check_comparable(runs: Sequence[Run]) -> None:
     """Check that runs are comparable.
-
-    Args:
-      runs: at least one.
 
     Raises:
       ValueError: they differ in data set, metric, number of rounds or setting.
@@ -204,11 +189,7 @@ def _task(run: Run) -> tuple[Any, ...]:
 
 
 def differing_settings(runs: Sequence[Run]) -> list[dict[str, Any]]:
-    """Return for each run its settings that differ among the runs.
-
-    Args:
-      runs: one of each section.
-    """
+    """Return for each run its settings that differ among the runs."""
     found = [setting_of(run) for run in runs]
     differ = names_that_differ(found)
     return [{name: one[name] for name in differ if name in one} for one in found]
@@ -221,19 +202,12 @@ def _title(runs: Sequence[Run]) -> str:
 
 
 def dataset_of(run: Run) -> str:
-    """Return the name of a run's data set; "" if unknown.
-
-    Args:
-      run: from ``load_runs``.
-    """
+    """Return the name of a run's data set; "" if unknown."""
     return printable(str(run.settings.get("dataset", "")))
 
 
 def best_first(groups: Iterable[Group]) -> list[Group]:
     """Sort groups by their means over the tail, then by their best evaluations.
-
-    Args:
-      groups: comparable groups.
 
     Raises:
       ValueError: they cannot be compared.
@@ -254,9 +228,6 @@ def is_personal(runs: Iterable[Run]) -> bool:
     """Return True if a run has scores of the clients' own models.
 
     All of its section is then compared by the models that the clients use.
-
-    Args:
-      runs: of a section.
     """
     return any(name.startswith("personal_") for run in runs for row in run.rows for name in row)
 
@@ -267,9 +238,6 @@ def direction(runs: Iterable[Run]) -> tuple[float, str]:
     The sign is -1 for an error, of which smaller is better. The name is "accuracy", or
     "own_accuracy" where a run has personal models: that of the model that each client uses, on the
     client's own test examples.
-
-    Args:
-      runs: of a section.
     """
     runs = list(runs)
     sign, metric = (-1.0, ERROR) if metric_of(runs) == ERROR else (1.0, ACCURACY)
@@ -277,18 +245,10 @@ def direction(runs: Iterable[Run]) -> tuple[float, str]:
 
 
 def accuracy_of(runs: Iterable[Run]) -> str:
-    """Return the name in rows of the accuracy that compares runs, as ``direction`` does.
-
-    Args:
-      runs: of a section.
-    """
+    """Return the name in rows of the accuracy that compares runs, as ``direction`` does."""
     return f"{OWN}{ACCURACY}" if is_personal(runs) else ACCURACY
 
 
 def runs_of(groups: Iterable[Group]) -> list[Run]:
-    """Return the runs of all groups.
-
-    Args:
-      groups: from ``group_runs``.
-    """
+    """Return the runs of all groups."""
     return [run for group in groups for run in group.runs]

@@ -36,11 +36,7 @@ def mean(values: Sequence[float]) -> float:
 
 
 def tail_start(rounds: int) -> int:
-    """Return the first round of the last tenth, which has at least one round.
-
-    Args:
-      rounds: total number of rounds.
-    """
+    """Return the first round of the last tenth, which has at least one round."""
     return rounds - -(-rounds // TAIL) + 1
 
 
@@ -50,11 +46,6 @@ def reach(
     """Return the first row whose accuracy is at least ``target``, or None.
 
     None, too, if a row before it was not scored, which may have been the first one.
-
-    Args:
-      rows: of a run.
-      target: the accuracy.
-      metric: its name in the rows.
     """
     for row in rows:
         if metric not in row:

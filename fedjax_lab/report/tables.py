@@ -322,13 +322,7 @@ def summary_table(groups: Iterable[Group], target: float | None = None) -> str:
 
 
 def section_text(section: Section, target: float | None = None, level: int = 2) -> str:
-    """Format the text of a section of comparable runs, as Markdown.
-
-    Args:
-      section: one of ``sections_of``.
-      target: accuracy in (0, 1); None: ``default_target``.
-      level: level of its headings.
-    """
+    """Format the text of a section of comparable runs, as Markdown."""
     groups, mark = section.groups, "#" * level
     parts = []
     explained = f"the target is {_percent(target)}." if target is not None else ""

@@ -78,10 +78,6 @@ def write_report(
 def check_target(target: float | None, runs: Sequence[Run] = ()) -> None:
     """Check the target accuracy.
 
-    Args:
-      target: in (0, 1), or None.
-      runs: those that are to reach it.
-
     Raises:
       ValueError: it is out of range, or all runs are regressions.
     """
@@ -120,13 +116,7 @@ def report_text(
 
 
 def pivot_section(runs: Iterable[Run], axes: tuple[str, str], target: float | None) -> str:
-    """Format the tables of methods and settings, under a heading.
-
-    Args:
-      runs: from ``load_runs``.
-      axes: from ``check_axes``.
-      target: accuracy in (0, 1); None: 95 % of the best method's in each setting.
-    """
+    """Format the tables of methods and settings, under a heading."""
     text = pivot_text(pivots_of(runs, axes, target), level=3)
     return f"## {axes[0].capitalize()} by {axes[1]}\n\n{text.rstrip()}"
 

@@ -33,9 +33,6 @@ _OF = {
 def check_lengths(rounds: int, eval_every: int, checkpoint_every: int | None) -> int:
     """Check the lengths of a run and its parts; returns the rounds between checkpoints.
 
-    Args:
-      rounds, eval_every, checkpoint_every: as in ``simulate``.
-
     Raises:
       ValueError: a number is below 1, or exceeds the largest number of rounds.
     """
@@ -64,9 +61,6 @@ def check_functions(**functions: Any) -> None:
 
 def check_outputs(run_dir: Any, profile_dir: Any, config: Any, score_clients: Any = None) -> None:
     """Check where a run writes, and the caller's entries of config.json.
-
-    Args:
-      run_dir, profile_dir, config, score_clients: as of ``simulate``.
 
     Raises:
       TypeError: a folder is no path, or ``config`` is no mapping of text to JSON values.
@@ -166,11 +160,7 @@ def some_of(names: Sequence[Any]) -> str:
 
 
 def warn_of_statistics(params: Any) -> None:
-    """Warn if the params contain running statistics of flax's own batch normalization.
-
-    Args:
-      params: the initial global model.
-    """
+    """Warn if the params contain running statistics of flax's own batch normalization."""
     found = [
         tree.path_text(path)
         for path, node in jax.tree_util.tree_leaves_with_path(params, is_leaf=_is_statistic)
@@ -232,12 +222,6 @@ def check_loss(
     """Check a method's loss, if it is known: the labels of all clients, and that it uses params.
 
     Only the targets of a stream are read. A loss that does not use its params is warned of.
-
-    Args:
-      algorithm: the method.
-      params: the global model, or its shapes.
-      clients: the clients' data.
-      batch_size: B.
 
     Raises:
       ValueError: a label is out of range.

@@ -56,11 +56,7 @@ class ChunkPlanner:
         self.compile_seconds = 0.0
 
     def choose_map(self, length: int) -> planner.MapChoice:
-        """Resolve "auto" for chunks of a given number of rounds.
-
-        Args:
-          length: rounds.
-        """
+        """Resolve "auto" for chunks of a given number of rounds."""
         target = here() if self._target is None else self._target
 
         def needs(client_map):
@@ -81,11 +77,7 @@ class ChunkPlanner:
         )
 
     def round_of(self, client_map: str) -> RoundFn:
-        """Build the round under a client map.
-
-        Args:
-          client_map: a name.
-        """
+        """Build the round under a client map."""
         run = self._run
         return build_round(
             run.algorithm, client_map, run.in_round, self._target, lowering=run.lowering
@@ -134,13 +126,7 @@ class ChunkPlanner:
         return place.resolved("sharded" if shard else "device", params, self._state.frozen)
 
     def choose(self, how: str, length: int, progress: bool) -> tuple[str, dict[int, Any]]:
-        """Choose (the client map, its compiled programs by length) for this machine.
-
-        Args:
-          how: "auto" or "measure".
-          length: rounds of a chunk.
-          progress: print the choice on stderr.
-        """
+        """Choose (the client map, its compiled programs by length) for this machine."""
         processes = self._place.processes
         if processes.is_multiprocess:  # of which one may have a stored answer, and another may not
             reason = f"{processes.size} processes; a share of the cohort for each of their devices"
@@ -159,12 +145,7 @@ class ChunkPlanner:
         return choice.client_map, {} if program is None else {length: program}
 
     def compiled(self, client_map: str, length: int) -> Any:
-        """Return the program of a chunk if planning compiled it last, else None.
-
-        Args:
-          client_map: its name.
-          length: rounds.
-        """
+        """Return the program of a chunk if planning compiled it last, else None."""
         if self._compiled is None or self._compiled[:2] != (client_map, length):
             return None
         return self._compiled[2]
@@ -224,14 +205,6 @@ def choose_placement(
     progress: bool,
 ) -> Chosen:
     """Choose the placement of a run.
-
-    Args:
-      run: what is computed.
-      asked: the requested placement; "auto" is resolved.
-      client_data: the clients' data.
-      shapes: shapes of the state without frozen weights.
-      diagnose: as given to ``simulate``.
-      progress: print the choice on stderr.
 
     Raises:
       ValueError: the request cannot be met, or the state fits on no device.

@@ -18,10 +18,6 @@ class ClientUpdates:
 
     The columns are ``round``, counted from 1 as in rows, ``client``, its number from 0, and the
     numbers in alphabetical order. A run that continues first removes the lines of later rounds.
-
-    Args:
-      run_dir: the run directory, or None.
-      processes: the processes of the run; process 0 writes.
     """
 
     def __init__(self, run_dir: str | Path | None, processes: Processes):

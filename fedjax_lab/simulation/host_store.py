@@ -27,13 +27,6 @@ class HostStore:
     j N // D on, and its process keeps their rows. A device's part of a chunk's window therefore has
     only its own clients. Rows move between hosts only in a round, as with any sharded table.
 
-    Args:
-      run: what is computed.
-      place: where; ``shard_map`` divides a chunk's rows over its shares.
-      index: the examples of each client, on the devices.
-      key: PRNG key of the run, on the devices.
-      table: the rows of all clients.
-
     Attributes:
       table: the rows of all clients.
     """
@@ -267,11 +260,6 @@ def host_start(
 ) -> tuple[FedState, HostTable]:
     """Compute the state before round 0 with one placeholder row, and create the table.
 
-    Args:
-      run: what is computed.
-      clients: the clients' data.
-      inputs: (params, key, frozen) of ``run.init``.
-
     Raises:
       ValueError: the clients do not all start with the same row, or the global model depends on all
         rows, as with ``with_personal``.
@@ -320,10 +308,6 @@ def _repeats_one_row(traced: ClosedJaxpr) -> list[bool]:
 
 def check_host_store(place: Placement, diagnose: Any) -> None:
     """Refuse features that need the whole table on a device.
-
-    Args:
-      place: the requested placement.
-      diagnose: as given to ``simulate``.
 
     Raises:
       ValueError: ``diagnose`` is given, or rounds are to be measured.

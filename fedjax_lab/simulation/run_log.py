@@ -58,11 +58,7 @@ class Saved(Protocol):
         """Return a template of ``saved``."""
 
     def restore(self, saved: Any) -> None:
-        """Restore the state.
-
-        Args:
-          saved: result of ``saved``.
-        """
+        """Restore the state."""
 
 
 def identity(
@@ -159,12 +155,6 @@ def with_program(entries: Row, run: Computation, place: Placement, chunks: Chunk
     """Return an identity with the chosen placement and the program's hash.
 
     All processes call it.
-
-    Args:
-      entries: result of ``identity``.
-      run: the computation.
-      place: the chosen placement.
-      chunks: have the program.
 
     Raises:
       ValueError: the processes have different programs.

@@ -32,13 +32,6 @@ class Evaluators(NamedTuple):
     ) -> Row:
         """Compute the scores of a row, NaN for a diverged model; all processes call it.
 
-        Args:
-          run: the computation.
-          chunks: hold the state.
-          history: the rows so far.
-          metrics: of the row's rounds.
-          lost: whether the run diverged.
-
         Raises:
           TypeError: a function did not return a dict of numbers.
           ValueError: a name is reserved.
@@ -55,10 +48,6 @@ class Evaluators(NamedTuple):
         """Compute what ``score_clients`` says of the global model, whose time is not counted.
 
         All processes call it. None: there is no such function, or the run diverged.
-
-        Args:
-          chunks: hold the state.
-          run_progress: the run's history.
 
         Raises:
           TypeError: the function did not return a dict of numbers.

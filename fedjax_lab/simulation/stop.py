@@ -42,9 +42,6 @@ def end_later_runs(number: int | None, what: Hashable = None) -> None:
 def check_not_ended(what: Hashable = None) -> None:
     """Check that no signal has ended an earlier run of this process.
 
-    Args:
-      what: identifies the call, as in ``end_later_runs``.
-
     Raises:
       KeyboardInterrupt: one has, and this is not the same call.
     """
@@ -80,9 +77,6 @@ class Stop:
 
         A compiler ignores signals. It therefore runs in a thread, which continues until the
         compiler is done.
-
-        Args:
-          action: the function to run.
 
         Returns:
           Whether it finished.

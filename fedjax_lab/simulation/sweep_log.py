@@ -109,12 +109,7 @@ class SweepFolder:
             )
 
     def open(self, index: int, runs_at_once: int) -> "GroupLog":
-        """Open the folder of a group; close it afterwards.
-
-        Args:
-          index: number of the group.
-          runs_at_once: size of the groups.
-        """
+        """Open the folder of a group; close it afterwards."""
         if self._path is None:
             return GroupLog(None, self._every, {})
         sweep = {**self._config["sweep"], "runs_at_once": runs_at_once}
@@ -174,13 +169,7 @@ class GroupLog:
         return RunGroup(of_group, watch, self._log.saved, list(diverged.values()), stop_when)
 
     def enter(self, rows: Mapping[int, Row], group: RunGroup, program: Program) -> None:
-        """Append the rows of an evaluation.
-
-        Args:
-          rows: place of a run in the group -> its row.
-          group: the runs.
-          program: has the time spent compiling.
-        """
+        """Append the rows of an evaluation."""
         self._measure(program)
         marked = [
             {"run": self._numbers[place], "diverged": int(group.diverged[place]), **row}

@@ -209,12 +209,7 @@ class Program:
         return tuple(jax.tree.map(lambda leaf: leaf[: self.count], jax.device_get(results)))
 
     def lower_one(self, run: Started, length: int) -> jax.stages.Lowered:
-        """Lower the rounds of a single run, which do not depend on the size of a group.
-
-        Args:
-          run: any run; others have the same program.
-          length: rounds.
-        """
+        """Lower the rounds of a single run, which do not depend on the size of a group."""
         model, key, point = run
         values = _as_arrays(point)
         state = jax.eval_shape(self._start_one, self._data, (model, key, values), None)[1]
@@ -388,11 +383,7 @@ class RunGroup:
             self._ask(rows)
 
     def summary(self, scores: Sequence[str]) -> dict[str, float]:
-        """Summarise the last rows for a progress bar: means; of a privacy budget, the largest.
-
-        Args:
-          scores: names of the scores to show.
-        """
+        """Summarise the last rows for a progress bar: means; of a privacy budget, the largest."""
         rows = [of_run.rows[-1] for of_run in self.histories]
         spent = dict.fromkeys(self.histories[0].guarantees(0), np.max)
         shown: dict[str, Any] = {**dict.fromkeys(("loss", *scores), np.mean), **spent}

@@ -37,14 +37,7 @@ class Rungs(NamedTuple):
 
 
 def rungs(rounds: int, count: int, finalists: int, seeds: int) -> Rungs:
-    """Compute the rungs of a search: after a ninth, a third and all of the rounds.
-
-    Args:
-      rounds: number of rounds of a full run.
-      count: number of points at the first rung.
-      finalists: largest number of points at the last rung.
-      seeds: number of seeds of each finalist.
-    """
+    """Compute the rungs of a search: after a ninth, a third and all of the rounds."""
     first = max(1, rounds // _KEPT**2)
     ends = sorted({first, min(_KEPT * first, rounds), rounds})
     last = min(finalists, count)

@@ -19,23 +19,14 @@ Sampler = str | Callable[[int], Any]
 
 
 class Even:
-    """Points that fill the space evenly, first in a single batch, then between these.
-
-    Args:
-      space: search space of the method.
-      seed: as in ``spread``.
-    """
+    """Points that fill the space evenly, first in a single batch, then between these."""
 
     def __init__(self, space: Space, seed: int):
         self._space, self._seed = space, seed
         self._points: list[Point] = []
 
     def ask(self, room: int) -> list[Point]:
-        """Propose as many new points as there is room for, if the space has them.
-
-        Args:
-          room: largest number of points.
-        """
+        """Propose as many new points as there is room for, if the space has them."""
         if room <= 0:
             return []
         batch = spread(self._space, room, self._seed, self._points)
@@ -43,11 +34,7 @@ class Even:
         return batch
 
     def tell(self, scores: Sequence[float]) -> None:
-        """Do nothing.
-
-        Args:
-          scores: of the last batch.
-        """
+        """Do nothing."""
 
 
 class Sampled:
@@ -93,11 +80,7 @@ class Sampled:
         return found
 
     def ask(self, room: int) -> list[Point]:
-        """Propose a batch of new points; repetitions are asked for again.
-
-        Args:
-          room: largest number of points.
-        """
+        """Propose a batch of new points; repetitions are asked for again."""
         room = min(room, self._size)
         self._trials, start = [], len(self._points)
         for _ in range(_ATTEMPTS * room):
@@ -119,11 +102,7 @@ class Sampled:
         return axis.values[trial.suggest_int(name, 0, len(axis.values) - 1)]
 
     def tell(self, scores: Sequence[float]) -> None:
-        """Report the scores of the last batch to the sampler.
-
-        Args:
-          scores: small ones are good; NaN for a diverged run.
-        """
+        """Report the scores of the last batch to the sampler."""
         for trial, score in zip(self._trials, scores, strict=True):
             if np.isfinite(score):
                 self._study.tell(trial, float(score))
@@ -136,9 +115,6 @@ Proposals = Even | Sampled  # the source of a search's points, in batches
 
 def check_sampler(sampler: Sampler | None) -> None:
     """Check ``tune``'s argument ``sampler``.
-
-    Args:
-      sampler: as in ``tune``.
 
     Raises:
       ValueError: an unknown name.

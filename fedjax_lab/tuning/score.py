@@ -20,11 +20,7 @@ _DRAWS = re.compile(r"\b(random_bits|random_gamma|rng_bit_generator|rng_uniform)
 
 
 def by_score(score: ScoreFn) -> Callable[..., Any]:
-    """Build the evaluation of points by a function of the caller's.
-
-    Args:
-      score: as in ``tune``.
-    """
+    """Build the evaluation of points by a function of the caller's."""
 
     def count(params, examples):
         return _counted(score(params, examples))
@@ -33,12 +29,7 @@ def by_score(score: ScoreFn) -> Callable[..., Any]:
 
 
 def by_loss(algorithm: Algorithm, key: Any) -> Callable[..., Any]:
-    """Build the evaluation of points by the loss of a method.
-
-    Args:
-      algorithm: the method, with its loss and frozen weights.
-      key: as ``evaluation_key`` returns it.
-    """
+    """Build the evaluation of points by the loss of a method."""
     loss_fn = _loss_of(algorithm)
 
     def count(params, examples, mask):
@@ -53,11 +44,6 @@ def evaluation_key(algorithm: Algorithm, params: Params, examples: PyTree) -> tu
     The key None means evaluation throughout the package: no dropout, no augmentation, and running
     statistics. The package's losses take it, and so does a loss that passes its key on to them, to
     ``Model.apply`` or to ``preprocess``.
-
-    Args:
-      algorithm: the method, with its loss and frozen weights.
-      params: params of the model, or their shapes.
-      examples: pytree [n, ...].
 
     Returns:
       (key, whether the loss is that of evaluation). If the loss fails with None, or draws numbers

@@ -14,17 +14,7 @@ from fedjax_lab.tuning.space import Range, Space
 
 
 class Search:
-    """The search of one method.
-
-    Args:
-      name: the caller's name of the method.
-      space: search space of the method.
-      rungs: rungs of the method.
-      candidates: advances the method's runs.
-      proposals: proposes the points, except those beyond an end of a range.
-      search_log: the search's directory.
-      progress: show progress on stderr.
-    """
+    """The search of one method."""
 
     def __init__(
         self,

@@ -21,10 +21,6 @@ TRIALS = "trials.json"
 class SearchLog:
     """The directory of a search: trials, and the states of the points that continue.
 
-    Args:
-      folder: the directory; None: nothing is written.
-      settings: settings of the search, a JSON object.
-
     Raises:
       FileExistsError: the directory has another search.
     """
@@ -49,11 +45,7 @@ class SearchLog:
         self._done = found["methods"]
 
     def load(self, name: str) -> tuple[int, list[Candidate], list[Trial]]:
-        """Load (number of finished rungs, candidates that continue, trials) of a method.
-
-        Args:
-          name: name of the method.
-        """
+        """Load (number of finished rungs, candidates that continue, trials) of a method."""
         if self._folder is None or name not in self._done:
             return 0, [], []
         found = self._done[name]
@@ -72,14 +64,7 @@ class SearchLog:
     def save(
         self, name: str, rungs: int, candidates: Sequence[Candidate], trials: Sequence[Trial]
     ) -> None:
-        """Store a method's search after a rung, or after a batch of the first one.
-
-        Args:
-          name: name of the method.
-          rungs: number of finished rungs.
-          candidates: candidates that continue; those whose ``leaves`` are None do not.
-          trials: all trials so far.
-        """
+        """Store a method's search after a rung, or after a batch of the first one."""
         if self._folder is None:
             return
         before = self._done.get(name, {}).get("states")
