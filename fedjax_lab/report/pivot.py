@@ -322,32 +322,22 @@ def target_rows(pivot: Pivot) -> Cells | None:
         return None
     side = 1 - pivot.axes.index(METHOD)  # of the settings
     targets = {place[side]: cell.target for place, cell in pivot.cells.items()}
-    return _rows(pivot, text, lambda name: f"{name} ({100 * targets[name]:.10g} %)", side)
+
+    def named(setting: str) -> str:
+        return f"{setting} ({100 * targets[setting]:.10g} %)"
+
+    (corner, *columns), *rows = _rows(pivot, text)
+    if side == 1:
+        return [[corner, *map(named, columns)], *rows]
+    return [[corner, *columns], *([named(row[0]), *row[1:]] for row in rows)]
 
 
-def _rows(
-    pivot: Pivot,
-    text: Callable[[Cell], str],
-    named: Callable[[str], str] = str,
-    side: int | None = None,
-) -> Cells:
-    rows, columns = (
-        {name: named(name) if side == axis else name for name in names}
-        for axis, names in enumerate((pivot.rows, pivot.columns))
-    )
-    return [
-        [pivot.axes[0], *columns.values()],
-        *(
-            [
-                label,
-                *(
-                    text(pivot.cells[row, column]) if (row, column) in pivot.cells else NOTHING
-                    for column in columns
-                ),
-            ]
-            for row, label in rows.items()
-        ),
-    ]
+def _rows(pivot: Pivot, text: Callable[[Cell], str]) -> Cells:
+    rows = [[pivot.axes[0], *pivot.columns]]
+    for row in pivot.rows:
+        cells = [pivot.cells.get((row, column)) for column in pivot.columns]
+        rows.append([row, *(NOTHING if cell is None else text(cell) for cell in cells)])
+    return rows
 
 
 def pivot_text(pivots: Sequence[Pivot], level: int = 2) -> str:

@@ -217,12 +217,12 @@ def build_personal_evaluation(
         function; ``count_fn`` takes other arguments; or, when it is evaluated, the state of
         ``client_models`` is no ``FedState``, or ``count_fn`` returns something else.
     """
-    check_count_fn(count_fn, callable(count_fn) and _reads_frozen(count_fn))
+    reads_frozen = callable(count_fn) and _reads_frozen(count_fn)
+    check_count_fn(count_fn, reads_frozen)
     _check_model_of(model_of)
     check_scored(clients, "build_personal_evaluation")
     check_int("batch_size", batch_size, minimum=1)
     score = getattr(count_fn, "score", "accuracy")
-    reads_frozen = _reads_frozen(count_fn)
     largest = max(1, clients.max_size)
     size = min(batch_size, largest)
     numbers = jnp.arange(-(-largest // size) * size).reshape(-1, size)
@@ -248,18 +248,15 @@ def build_personal_evaluation(
 
     scored = may_be_nan(on_all_devices(all_clients, (clients, ()), lowering, _is_everywhere))
 
-    def check(state: FedState) -> None:
-        params = jax.eval_shape(model_of, state, jnp.zeros((), jnp.int32))
-        resident = clients.examples, state.frozen if reads_frozen else ()
-        check_labels_of_counts(count_fn, params, resident, size, clients.indices)
-
     is_checked = not clients.indices.size
 
     def evaluate(state: FedState) -> jax.Array:
         nonlocal is_checked
         state = with_all_rows(state)
         if not (is_checked or is_traced(state)):
-            check(state)
+            params = jax.eval_shape(model_of, state, jnp.zeros((), jnp.int32))
+            resident = clients.examples, state.frozen if reads_frozen else ()
+            check_labels_of_counts(count_fn, params, resident, size, clients.indices)
             is_checked = True
         by_number = isinstance(model_of, _NamedModels) and rows_of is None
         if by_number and not is_traced(state.num_clients):

@@ -284,12 +284,11 @@ class Progress:
         """
         now = time.monotonic()
         rate = (round - self._start) / max(now - self._began, 1e-9)
-        numbers = {name: v for name, v in values.items() if isinstance(v, float)}
         notes = [
             f"{name} {'-' if math.isnan(value) else format(value, '#.4g')}"
-            for name, value in numbers.items()
+            for name, value in values.items()
+            if isinstance(value, float)
         ]
-        note = "  ".join(notes)
         if self._bar is not None:
             while notes and len("  ".join(notes)) > self._room:
                 notes.pop()
@@ -301,7 +300,7 @@ class Progress:
             left = (self._rounds - round) / max(rate, 1e-9)
             print(
                 f"{self._name}: round {round}/{self._rounds}  {rate:.1f} rounds/s  "
-                f"{left:.0f} s left  {note}",
+                f"{left:.0f} s left  {'  '.join(notes)}",
                 file=sys.stderr,
                 flush=True,
             )

@@ -44,7 +44,7 @@ from fedjax_lab.simulation.processes import Processes
 from fedjax_lab.simulation.run_log import Row, RunLog, identity, with_program
 from fedjax_lab.simulation.scores import Evaluators
 from fedjax_lab.simulation.stop import check_not_ended, end_later_runs, stop_on_signal
-from fedjax_lab.types import FedState, Metrics, Params
+from fedjax_lab.types import FedState, Params
 from fedjax_lab.wrappers.ledger import key_of
 
 
@@ -231,7 +231,9 @@ def simulate(
             stop.at_once = False
             bar.start_clock(chunks.compile_seconds)
             with profile.once():
-                metrics = _advance(chunks, watch, run_progress.round, length)
+                metrics = chunks.advance(run_progress.round, length)
+                counted = watch.look(run_progress.round, metrics, chunks.is_finite())
+                metrics = chunks.keep(run_progress.round, counted, metrics)
             run_progress.diverged = bool(watch.diverged)
             if not metrics:  # on_nonfinite="stop", in the first round of a chunk
                 break
@@ -261,16 +263,6 @@ def simulate(
         run_progress.stopped,
         stop.signal if run_progress.stopped == "interrupt" else None,
     )
-
-
-def _advance(chunks: Chunks, watch: Watch, first: int, length: int) -> Metrics:
-    """Run a chunk; returns the metrics of the rounds that count, {} if there are none.
-
-    These are all rounds, or those before the one that ends the run (``on_nonfinite="stop"``).
-    """
-    metrics = chunks.advance(first, length)
-    counted = watch.look(first, metrics, chunks.is_finite())
-    return chunks.keep(first, counted, metrics)
 
 
 @contextmanager

@@ -59,7 +59,7 @@ from fedjax_lab.simulation.processes import Processes
 from fedjax_lab.simulation.run_log import Row
 from fedjax_lab.simulation.stop import check_not_ended, end_later_runs, stop_on_signal
 from fedjax_lab.simulation.sweep_log import SweepFolder, sweep_identity
-from fedjax_lab.simulation.sweep_program import Program, RunGroup, Started
+from fedjax_lab.simulation.sweep_program import Program, RunGroup
 from fedjax_lab.simulation.sweep_result import (
     Point,
     SweepResult,
@@ -168,14 +168,21 @@ def sweep(
         rounds=rounds,
         eval_every=eval_every,
     )
-    grid = _grid(points, seeds, algorithms, models, run_with)
+    keys = [seeded(seed) for seed in seeds]
+    of_points = [run_with(algorithm, params=models[0], key=keys[0]) for algorithm in algorithms]
+    starts = [(model, key, p) for p in points for model, key in zip(models, keys, strict=True)]
     of_clients = Placement(_resolve_client_map(client_map))
-    of_runs = Placement(_resolve_run_map(run_map, len(grid.starts)))
-    first = grid.of_points[0]
+    of_runs = Placement(_resolve_run_map(run_map, len(starts)))
+    first = of_points[0]
     clients = with_times(clients, times, first.algorithm, first.params)
     client_data = client_data_of(first, clients, Processes())
     check_loss(first.algorithm, first.params, client_data.clients, batches.batch_size)
-    histories = grid.histories(client_data.clients)
+    histories = []
+    for run in of_points:
+        # Guarantees are computed once for each point.
+        spent = functools.cache(run.guarantees(client_data.clients))
+        counts = run.in_round == "exclude"
+        histories += [History(run.algorithm, run.params, (), counts, spent) for _ in seeds]
     run_of = lambda **point: run_with(build(**point))  # noqa: E731
     data = (client_data.clients, jax.tree.map(jnp.asarray, first.frozen))
     ends = stop_when is not None
@@ -183,17 +190,15 @@ def sweep(
     identity: Row = {}
     if run_dir is not None:
         asked = {"run_map": run_map, "client_map": client_map}
-        lowered = program.lower_one(grid.starts[0], eval_every)  # whatever rounds there are
-        swept = points, seeds, grid.models
+        lowered = program.lower_one(starts[0], eval_every)  # whatever rounds there are
+        swept = points, seeds, models
         identity = sweep_identity(
             first, client_data, of_runs, of_clients, asked, evaluate, swept, lowered, given
         )
     folder = SweepFolder(run_dir, checkpoint_every, identity)
-    program.fit(grid.starts, first.chunk_length(0), max_bytes, folder.runs_at_once)
-    groups = [
-        range(len(grid.starts))[i : i + program.size]
-        for i in range(0, len(grid.starts), program.size)
-    ]
+    program.fit(starts, first.chunk_length(0), max_bytes, folder.runs_at_once)
+    runs = range(len(starts))
+    groups = [runs[i : i + program.size] for i in range(0, len(runs), program.size)]
     watch = Watch("a run", on_nonfinite, is_single=False)
     bar = Progress(f"sweep of {first.algorithm.name}", rounds * len(groups), progress)
     bar.start_clock()
@@ -203,7 +208,7 @@ def sweep(
             if stop.is_set():
                 break
             if index:  # ``fit`` has started the first group
-                program.start([grid.starts[number] for number in numbers])
+                program.start([starts[number] for number in numbers])
             with closing(folder.open(index, program.size)) as log:
                 group = log.resume(program, numbers, histories, watch, stop_when)
                 if group.round:
@@ -220,40 +225,7 @@ def sweep(
         end_later_runs(stop.signal, this_call)
     else:
         warn_without_steps(histories)
-    return _result(grid, histories, done, program.size, of_runs.client_map.name)
-
-
-class _Grid(NamedTuple):
-    """The runs of a sweep: all seeds of the first point, then those of the next one."""
-
-    points: list[Point]
-    seeds: list[int]
-    of_points: list[Computation]  # with the params and the key of the first seed
-    models: list[Params]  # initial global model of each seed
-    starts: list[Started]  # of each run
-
-    def histories(self, clients: FederatedArrays) -> list[History]:
-        """Create an empty history for each run."""
-        histories = []
-        for run in self.of_points:
-            # Guarantees are computed once for each point.
-            spent = functools.cache(run.guarantees(clients))
-            counts = run.in_round == "exclude"
-            histories += [History(run.algorithm, run.params, (), counts, spent) for _ in self.seeds]
-        return histories
-
-
-def _grid(
-    points: list[Point],
-    seeds: list[int],
-    algorithms: Sequence[Algorithm],
-    models: list[Params],
-    run_with: Callable[..., Computation],
-) -> _Grid:
-    keys = [seeded(seed) for seed in seeds]
-    of_points = [run_with(algorithm, params=models[0], key=keys[0]) for algorithm in algorithms]
-    starts = [(model, key, p) for p in points for model, key in zip(models, keys, strict=True)]
-    return _Grid(points, seeds, of_points, models, starts)
+    return _result(first, points, seeds, histories, done, program.size, of_runs.client_map.name)
 
 
 def _models(params: Params | Callable[[Key], Params], seeds: list[int]) -> list[Params]:
@@ -273,10 +245,16 @@ class _Done(NamedTuple):
 
 
 def _result(
-    grid: _Grid, histories: Sequence[History], done: Sequence[_Done], size: int, run_map: str
+    first: Computation,
+    points: list[Point],
+    seeds: list[int],
+    histories: Sequence[History],
+    done: Sequence[_Done],
+    size: int,
+    run_map: str,
 ) -> SweepResult:
-    shape = (len(grid.points), len(grid.seeds))
-    first, columns = grid.of_points[0], max(len(history.rows) for history in histories)
+    shape = (len(points), len(seeds))
+    columns = max(len(history.rows) for history in histories)
     flags = np.zeros((2, len(histories)), bool)
     begun = sum(len(each.group.histories) for each in done)
     flags[:, :begun] = np.concatenate([(x.group.diverged, x.group.is_over) for x in done], 1)
@@ -289,8 +267,8 @@ def _result(
     }
     expected = -(-first.rounds // first.eval_every)
     return SweepResult(
-        points=grid.points,
-        seeds=grid.seeds,
+        points=points,
+        seeds=seeds,
         rounds=np.minimum(np.arange(1, columns + 1) * first.eval_every, first.rounds),
         history={name: v.reshape(*shape, *v.shape[1:]) for name, v in arrays.items()},
         params=jax.tree.map(

@@ -63,12 +63,12 @@ class SearchResult:
     @property
     def best(self) -> dict[str, Point]:
         """Method -> the point with the best mean score over all seeds after a full run."""
-        return {method: self._finals(method)[0][0] for method in self._spaces}
+        return {method: self._winner(method)[0] for method in self._spaces}
 
     @property
     def scores(self) -> dict[str, list[float]]:
         """Method -> scores of its best point, one for each seed."""
-        return {method: self._finals(method)[0][1] for method in self._spaces}
+        return {method: self._winner(method)[1] for method in self._spaces}
 
     @property
     def edges(self) -> dict[str, list[str]]:
@@ -80,7 +80,7 @@ class SearchResult:
         found: dict[str, list[str]] = {}
         for method, best in self.best.items():
             for name, axis in self._spaces[method].items():
-                tried = {trial.point[name] for trial in self.trials if trial.method == method}
+                tried = {trial.point[name] for trial in self._of(method)}
                 numbers = set(tried) if isinstance(axis, Range) else set(axis.values)
                 if len(numbers) > 1 and best[name] in (min(numbers), max(numbers)):
                     found.setdefault(method, []).append(name)
@@ -90,8 +90,7 @@ class SearchResult:
     def gradients(self) -> dict[str, int]:
         """Method -> cost of its search, in mini-batch gradients per client and local step."""
         return {
-            method: sum(trial.gradients for trial in self.trials if trial.method == method)
-            for method in self._spaces
+            method: sum(trial.gradients for trial in self._of(method)) for method in self._spaces
         }
 
     @property
@@ -99,9 +98,8 @@ class SearchResult:
         """Method -> share of its points that diverged."""
         found = {}
         for method in self._spaces:
-            of_method = [trial for trial in self.trials if trial.method == method]
-            points = {tuple(trial.point.items()) for trial in of_method}
-            lost = {tuple(t.point.items()) for t in of_method if math.isnan(t.score)}
+            points = {tuple(trial.point.items()) for trial in self._of(method)}
+            lost = {tuple(t.point.items()) for t in self._of(method) if math.isnan(t.score)}
             found[method] = len(lost) / len(points)
         return found
 
@@ -114,7 +112,7 @@ class SearchResult:
         head = ["method", "best point", "validation score", "points", "diverged", "at an end"]
         rows = []
         for method, point in self.best.items():
-            tried = {tuple(t.point.items()) for t in self.trials if t.method == method}
+            tried = {tuple(trial.point.items()) for trial in self._of(method)}
             rows.append(
                 [
                     method,
@@ -148,15 +146,18 @@ class SearchResult:
             rows.append([trial.method, *values, trial.seed, trial.rounds, score])
         return rows
 
-    def _finals(self, method: str) -> list[tuple[Point, list[float]]]:
-        """Return (point, scores of its seeds) of the finalists, the best first."""
+    def _of(self, method: str) -> list[Trial]:
+        return [trial for trial in self.trials if trial.method == method]
+
+    def _winner(self, method: str) -> tuple[Point, list[float]]:
+        """Return the best finalist: (point, scores of its seeds)."""
         finals: dict[tuple[Any, ...], list[float]] = {}
-        for trial in self.trials:
-            if trial.method == method and trial.rounds == self.rounds:
+        for trial in self._of(method):
+            if trial.rounds == self.rounds:
                 finals.setdefault(tuple(trial.point.items()), []).append(trial.score)
         sign = 1.0 if self.mode == "min" else -1.0
         alive = {point: scores for point, scores in finals.items() if np.isfinite(scores).all()}
         if not alive:
             raise Diverged(f"no point of {method!r} stayed finite with all seeds.")
-        ranked = sorted(alive.items(), key=lambda item: sign * float(np.mean(item[1])))
-        return [(dict(point), scores) for point, scores in ranked]
+        point, scores = min(alive.items(), key=lambda item: sign * float(np.mean(item[1])))
+        return dict(point), scores
