@@ -13,6 +13,7 @@ from fedjax_lab.data import FederatedArrays
 from fedjax_lab.simulation.computation import Computation
 from fedjax_lab.simulation.placement import Placement
 from fedjax_lab.simulation.processes import Processes
+from fedjax_lab.storage.fingerprint import are_the_same
 from fedjax_lab.types import FedState, Key, Params, PyTree
 
 
@@ -285,7 +286,7 @@ def host_start(
         )
     one = state._replace(clients=jax.tree.map(lambda leaf: leaf[None], first))
     other = one._replace(clients=jax.tree.map(_another, one.clients))
-    if not _equal(run.served(one), run.served(other)):
+    if not are_the_same(run.served(one), run.served(other)):
         raise ValueError(
             f"client_store is 'host', but the global model of {name} depends on the rows of all "
             "clients; choose another store."
@@ -325,8 +326,3 @@ def check_host_store(place: Placement, diagnose: Any) -> None:
 
 def _another(leaf: jax.Array) -> jax.Array:
     return ~leaf if jnp.issubdtype(leaf.dtype, jnp.bool_) else leaf + 1
-
-
-def _equal(one: Any, other: Any) -> bool:
-    pairs = zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True)
-    return all(np.array_equal(np.asarray(a), np.asarray(b)) for a, b in pairs)

@@ -207,6 +207,17 @@ def test_rows_that_differ_somewhere_are_refused_on_the_host():
         simulate(attacked, PARAMS, make_clients(), client_store="host", **SETTINGS)
 
 
+@pytest.mark.filterwarnings("ignore:in round 0 of scaffold 6 of 6 clients")
+def test_a_model_that_is_not_finite_diverges_on_the_host_as_elsewhere():
+    broken = {**PARAMS, "b": jnp.full((), jnp.nan)}
+    for store in ("device", "host"):
+        with pytest.warns(UserWarning, match="diverged: in round 0 no client was finite"):
+            result = simulate(
+                METHODS["scaffold"], broken, make_clients(), client_store=store, **SETTINGS
+            )
+        assert result.stopped == "diverged"
+
+
 def test_what_needs_all_rows_is_refused_on_the_host():
     personal = with_personal(METHODS["fedavg"], lambda path: path == "b")
     with pytest.raises(ValueError, match=r"the global model of .* depends on the rows of all"):
