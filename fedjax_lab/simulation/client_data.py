@@ -151,7 +151,12 @@ class StreamedClientData(ClientData):
             print(f"{run.algorithm.name}: {self._told()}", file=sys.stderr, flush=True)
         # JAX's own setting is that of the thread that asks.
         self._x64 = jax.dtypes.canonicalize_dtype(np.float64) == np.float64
-        self._draw = jax.jit(_drawing(schedule), static_argnames="length")
+
+        def draw(index, key, first, length):  # the indices of all examples that the rounds draw
+            rounds = first + jnp.arange(length, dtype=jnp.int32)
+            return jax.lax.map(lambda round: _most(schedule.draw(index, key, round)), rounds)
+
+        self._draw = jax.jit(draw, static_argnames="length")
         self._worker = ThreadPoolExecutor(1, "stream")
         self._next: tuple[tuple[int, int], jax.Array] | None = None  # drawn, not yet fetched
         self._ahead: tuple[tuple[int, int], Future] | None = None
@@ -345,18 +350,6 @@ def _fit(stream: FederatedStream, schedule: Schedule, eval_every: int) -> tuple[
         f"the running one and the next, take {size:,} bytes. Raise memory, or choose a smaller "
         "cohort, fewer local steps or smaller mini-batches."
     )
-
-
-def _drawing(schedule: Schedule) -> Any:
-    """Build (index, key, first, length) -> the indices of all examples that the rounds draw."""
-
-    def draw(index, key, first, length):
-        def one(round):
-            return _most(schedule.draw(index, key, round))
-
-        return jax.lax.map(one, first + jnp.arange(length, dtype=jnp.int32))
-
-    return draw
 
 
 def _most(batch: CohortBatch) -> Any:
