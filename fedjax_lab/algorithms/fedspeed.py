@@ -33,18 +33,16 @@ The published code also clips the whole direction to norm 10, but for y/λ (``as
 Where a traced ``prox_weight`` is 0 there is neither prox term nor correction.
 """
 
-import dataclasses
 from typing import NamedTuple, Unpack
 
-import jax
 import jax.numpy as jnp
 
 from fedjax_lab import tree
-from fedjax_lab.algorithms.factory import Common, LocalTraining, factory
+from fedjax_lab.algorithms.factory import Common, LocalGradient, LocalTraining, factory
 from fedjax_lab.algorithms.hyper import at_round, is_plain_zero
 from fedjax_lab.checks import check_choice, check_number, check_scalar_or_schedule
 from fedjax_lab.clients.costs import Costs
-from fedjax_lab.clients.local import Gradient, Step, StepReport
+from fedjax_lab.clients.local import Gradient
 from fedjax_lab.clients.store import zero_row_per_client
 from fedjax_lab.round import Algorithm, Phase
 from fedjax_lab.types import LossFn, Params, PyTree, Scalar, ScalarOrSchedule
@@ -74,76 +72,27 @@ class Duals(NamedTuple):
     inertial: PyTree  # c̄_i
 
 
-@dataclasses.dataclass(frozen=True)
-class Perturbation:
-    """FedSpeed's ascent step and the weight of the gradient at its end.
+def _quasi_gradient(
+    gradient: Gradient, radius: ScalarOrSchedule, weight: Scalar, normalize: bool
+) -> tuple[LocalGradient, int]:
+    """Build g̃ = (1 - α) g_1 + α g_2 with the report of g_1, and the number of gradients."""
+    check_scalar_or_schedule("perturbation_radius", radius)
+    check_number("perturbation_weight", weight, minimum=0.0)
 
-    Attributes:
-      radius: length of the ascent step, or a schedule of the round.
-      weight: α, the weight of the perturbed gradient; 1 - α is that of the other.
-      normalize: ascend along g / ||g||, else along g itself.
-    """
+    def one_pass(y, step, round):
+        return gradient(y, step)
 
-    radius: ScalarOrSchedule
-    weight: Scalar
-    normalize: bool
-
-    def __post_init__(self):
-        check_scalar_or_schedule("perturbation_radius", self.radius)
-        check_number("perturbation_weight", self.weight, minimum=0.0)
-
-    @property
-    def gradients_per_step(self) -> int:
-        """Return 2, or 1 if radius or weight is a plain 0."""
-        return 1 if is_plain_zero(self.radius) or is_plain_zero(self.weight) else 2
-
-    def quasi_gradient(
-        self, gradient: Gradient, y: Params, step: Step, round: jax.Array
-    ) -> tuple[PyTree, StepReport]:
-        """Compute g̃ = (1 - α) g_1 + α g_2, transformed, and the report of g_1.
-
-        Args:
-          gradient: the plain gradient.
-          y: local params.
-          step: the local step, with examples [B, ...].
-          round: int32 scalar.
-        """
+    def two_pass(y, step, round):
         g1, report = gradient.raw(y, step)
-        mixed = g1
-        if self.gradients_per_step == 2:
-            r = at_round(self.radius, round)
-            if self.normalize:
-                norm = tree.norm(g1)
-                r = tree.safe_divide(r, jnp.where(norm < _TINY, 0, norm))
-            g2, _ = gradient.raw(tree.add_scaled(y, r, g1), step)
-            mixed = tree.add_scaled(tree.scale(g1, 1 - self.weight), self.weight, g2)
+        r = at_round(radius, round)
+        if normalize:
+            norm = tree.norm(g1)
+            r = tree.safe_divide(r, jnp.where(norm < _TINY, 0, norm))
+        g2, _ = gradient.raw(tree.add_scaled(y, r, g1), step)
+        mixed = tree.add_scaled(tree.scale(g1, 1 - weight), weight, g2)
         return gradient.transformed(mixed, y, report)
 
-
-@dataclasses.dataclass(frozen=True)
-class DualCorrection:
-    """FedSpeed's prox term and the duals that correct it.
-
-    Attributes:
-      prox_weight: 1/λ, the weight of the prox term, above 0.
-      is_used: whether there are duals c_i; without them the local steps are plain proximal ones.
-      server_dual: whose duals the server's mean takes, "cohort" or "all".
-      inertia: ζ_t of FedSpeed-Ing, or a schedule of the round; None: FedSpeed.
-    """
-
-    prox_weight: Scalar
-    is_used: bool
-    server_dual: str
-    inertia: ScalarOrSchedule | None = None
-
-    def __post_init__(self):
-        check_number("prox_weight", self.prox_weight, minimum=0.0, exclusive_minimum=True)
-        check_choice("server_dual", self.server_dual, ("all", "cohort"))
-
-    @property
-    def inverse(self) -> jax.Array:
-        """Return λ, float scalar; 0 if a traced weight is 0."""
-        return tree.safe_divide(1.0, jnp.asarray(self.prox_weight))
+    return (one_pass, 1) if is_plain_zero(radius) or is_plain_zero(weight) else (two_pass, 2)
 
 
 @factory
@@ -172,9 +121,12 @@ def fedspeed(
       gradient_transform: optax transformation of each descended gradient.
     """
     training = LocalTraining(loss_fn, **common)
-    perturbation = Perturbation(perturbation_radius, perturbation_weight, normalize_perturbation)
-    duals = DualCorrection(prox_weight, correction, server_dual)
-    return _fedspeed("fedspeed", training, server_lr, perturbation, duals)
+    perturbed = _quasi_gradient(
+        training.gradient, perturbation_radius, perturbation_weight, normalize_perturbation
+    )
+    return _fedspeed(
+        "fedspeed", training, server_lr, perturbed, prox_weight, correction, server_dual
+    )
 
 
 @factory
@@ -206,15 +158,33 @@ def fedspeed_ing(
     """
     check_scalar_or_schedule("inertia", inertia)
     training = LocalTraining(loss_fn, **common)
-    perturbation = Perturbation(perturbation_radius, perturbation_weight, normalize_perturbation)
-    duals = DualCorrection(prox_weight, correction, server_dual, inertia)
-    return _fedspeed("fedspeed_ing", training, server_lr, perturbation, duals)
+    perturbed = _quasi_gradient(
+        training.gradient, perturbation_radius, perturbation_weight, normalize_perturbation
+    )
+    return _fedspeed(
+        "fedspeed_ing",
+        training,
+        server_lr,
+        perturbed,
+        prox_weight,
+        correction,
+        server_dual,
+        inertia,
+    )
 
 
-def _fedspeed(name, training, server_lr, perturbation, duals):
-    prox_weight, corrects = duals.prox_weight, duals.is_used
-    inertial = duals.inertia is not None
-    dual_of_all = corrects and duals.server_dual == "all"
+def _fedspeed(
+    name, training, server_lr, perturbed, prox_weight, corrects, server_dual, inertia=None
+):
+    check_number("prox_weight", prox_weight, minimum=0.0, exclusive_minimum=True)
+    check_choice("server_dual", server_dual, ("all", "cohort"))
+    quasi_gradient, gradients = perturbed
+    inertial = inertia is not None
+    dual_of_all = corrects and server_dual == "all"
+
+    def inverse():
+        """Compute λ; 0 if a traced weight is 0."""
+        return tree.safe_divide(1.0, jnp.asarray(prox_weight))
 
     def start(params, num_clients, batch):
         rows = zero_row_per_client(params, num_clients) if corrects else ()
@@ -230,7 +200,7 @@ def _fedspeed(name, training, server_lr, perturbation, duals):
         c_i, pull = row if inertial else (row, row)
 
         def direction(y, step):
-            g, report = perturbation.quasi_gradient(training.gradient, y, step, batch.round)
+            g, report = quasi_gradient(y, step, batch.round)
             g = tree.add_scaled(g, prox_weight, tree.subtract(y, anchor))
             return (tree.subtract(g, pull) if corrects else g), report
 
@@ -243,9 +213,9 @@ def _fedspeed(name, training, server_lr, perturbation, duals):
         if dual_of_all:
             message = {"delta": delta, "dual_change": dual_change}
         else:  # x_t minus what the paper sends, x_K - λ c_i⁺
-            message = {"delta": tree.add_scaled(delta, duals.inverse, new_c_i)}
+            message = {"delta": tree.add_scaled(delta, inverse(), new_c_i)}
         if inertial:
-            zeta = at_round(duals.inertia, batch.round)
+            zeta = at_round(inertia, batch.round)
             return message, Duals(new_c_i, _extrapolate(new_c_i, c_i, zeta)), local.report
         return message, new_c_i, local.report
 
@@ -253,14 +223,14 @@ def _fedspeed(name, training, server_lr, perturbation, duals):
         delta, mean_dual, anchor = messages["delta"], server.mean_dual, ()
         if dual_of_all:
             mean_dual = tree.add_scaled(mean_dual, cohort.client_share, messages["dual_change"])
-            delta = tree.add_scaled(delta, duals.inverse, mean_dual)
+            delta = tree.add_scaled(delta, inverse(), mean_dual)
         params = tree.descend(server.params, at_round(server_lr, cohort.round), delta)
         if inertial:
-            anchor = _extrapolate(params, server.params, at_round(duals.inertia, cohort.round))
+            anchor = _extrapolate(params, server.params, at_round(inertia, cohort.round))
         metrics = {"delta_norm": tree.norm(messages["delta"])}
         return FedSpeedServer(params, anchor, mean_dual), metrics
 
-    costs = Costs(gradients=perturbation.gradients_per_step)
+    costs = Costs(gradients=gradients)
     phase = Phase(broadcast, client_update, server_update, {"delta": "mean"}, costs=costs)
     if dual_of_all:
         reduce = {"delta": "mean", "dual_change": "sum"}

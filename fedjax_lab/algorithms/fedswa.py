@@ -26,7 +26,6 @@ divides by another sum (``control_divisor``) and sets m to the mean of the c_i�
 (``first_round_gamma_one``); the paper does not. Both means take the batch's weights.
 """
 
-import dataclasses
 from typing import NamedTuple, Unpack
 
 import jax.numpy as jnp
@@ -49,30 +48,6 @@ class FedMoSWAServer(NamedTuple):
 
     params: Params  # x_t
     control: Params  # m
-
-
-@dataclasses.dataclass(frozen=True)
-class MomentumControls:
-    """FedMoSWA's update of the control variates of clients and server.
-
-    Attributes:
-      momentum: γ in [0, 1], the share of the cohort's mean control in the new m, or a schedule.
-      update: of a client's own control, "I" or "II".
-      divisor: of option "II", "sum" or "trapezoid".
-      first_round_gamma_one: whether γ is 1 in round 0.
-    """
-
-    momentum: ScalarOrSchedule
-    update: str
-    divisor: str
-    first_round_gamma_one: bool
-
-    def __post_init__(self):
-        check_scalar_or_schedule("momentum", self.momentum, maximum=1.0)
-        check_choice("control_update", self.update, ("I", "II"))
-        check_choice("control_divisor", self.divisor, ("sum", "trapezoid"))
-        if self.update == "I":
-            check_unused("control_divisor", self.divisor, "sum", "control_update 'I'")
 
 
 @factory
@@ -136,8 +111,16 @@ def fedmoswa(
       first_round_gamma_one: round 0 sets m to the cohort's mean control.
     """
     training = LocalTraining(loss_fn, **common)
-    controls = MomentumControls(momentum, control_update, control_divisor, first_round_gamma_one)
-    return _fedmoswa("fedmoswa", training, final_lr_ratio, server_lr, controls)
+    return _fedmoswa(
+        "fedmoswa",
+        training,
+        final_lr_ratio,
+        server_lr,
+        momentum,
+        control_update,
+        control_divisor,
+        first_round_gamma_one,
+    )
 
 
 @factory
@@ -158,11 +141,19 @@ def fedmo(
       first_round_gamma_one: round 0 sets m to the cohort's mean control.
     """
     training = LocalTraining(loss_fn, **common)
-    controls = MomentumControls(momentum, control_update, "sum", first_round_gamma_one)
-    return _fedmoswa("fedmo", training, 1.0, 1.0, controls)
+    return _fedmoswa(
+        "fedmo", training, 1.0, 1.0, momentum, control_update, "sum", first_round_gamma_one
+    )
 
 
-def _fedmoswa(name, training, final_lr_ratio, server_lr, controls):
+def _fedmoswa(
+    name, training, final_lr_ratio, server_lr, momentum, update, divisor, first_round_gamma_one
+):
+    check_scalar_or_schedule("momentum", momentum, maximum=1.0)
+    check_choice("control_update", update, ("I", "II"))
+    check_choice("control_divisor", divisor, ("sum", "trapezoid"))
+    if update == "I":
+        check_unused("control_divisor", divisor, "sum", "control_update 'I'")
     check_lrs(final_lr_ratio=final_lr_ratio)
     server_sgd = ServerSGD(server_lr)
 
@@ -183,14 +174,14 @@ def _fedmoswa(name, training, final_lr_ratio, server_lr, controls):
 
         first, ratio = training.rate(batch.round), at_round(final_lr_ratio, batch.round)
         local = training.steps(
-            x, batch, direction, lr=_falling(first, ratio), sum_directions=controls.update == "II"
+            x, batch, direction, lr=_falling(first, ratio), sum_directions=update == "II"
         )
         delta = tree.subtract(x, local.params)
-        if controls.update == "I":
+        if update == "I":
             new_c_i = training.gradient.full(x, batch)
         else:
             lr_sum = local.lr_sum
-            if controls.divisor == "trapezoid":
+            if divisor == "trapezoid":
                 lr_sum = jnp.asarray(batch.num_steps * first * (1 + ratio) / 2, lr_sum.dtype)
             new_c_i = held.mean_gradient(local.untransformed(delta), lr_sum)
         message = {"delta": delta, "control_change": tree.subtract(new_c_i, m)}
@@ -198,8 +189,8 @@ def _fedmoswa(name, training, final_lr_ratio, server_lr, controls):
 
     def server_update(server, messages, cohort):
         server, metrics = server_sgd(server, messages, cohort)
-        gamma = at_round(controls.momentum, cohort.round)
-        if controls.first_round_gamma_one:
+        gamma = at_round(momentum, cohort.round)
+        if first_round_gamma_one:
             gamma = jnp.where(cohort.round == 0, 1.0, gamma)
         control = tree.add_scaled(server.control, gamma, messages["control_change"])
         return server._replace(control=control), metrics

@@ -88,24 +88,6 @@ class FedSMOORow(NamedTuple):
     multiplier: Params  # μ_i
 
 
-class ScaledDual(NamedTuple):
-    """FedDyn's correction of a client in one round, by its dual variable divided by -p."""
-
-    weight: Scalar  # p
-    own: Params  # h_i
-    center: Params  # x_t
-
-    def corrected(self, gradient: PyTree, y: Params) -> PyTree:
-        """Compute g + p (h_i + y - x_t), the direction of a local step.
-
-        Args:
-          gradient: g, like the params.
-          y: local params.
-        """
-        away = tree.add(self.own, tree.subtract(y, self.center))
-        return tree.add_scaled(gradient, self.weight, away)
-
-
 @factory
 def fedlesam(
     loss_fn: LossFn,
@@ -161,7 +143,7 @@ def fedlesam(
             uphill = tree.where(visit.happened, uphill, tree.zeros_like(x))
             visit = LastVisit(x, jnp.ones((), bool))
         e = tree.scale(uphill, at_round(perturbation_radius, batch.round))
-        dual = ScaledDual(at_round(prox_weight, batch.round), c_i, x)
+        weight = at_round(prox_weight, batch.round)
         share = at_round(correction_weight, batch.round)
 
         def direction(y, step):
@@ -170,7 +152,7 @@ def fedlesam(
             if variant == "S":
                 g = tree.add_scaled(g, share, tree.subtract(c, c_i))
             elif variant == "D":
-                g = dual.corrected(g, y)
+                g = _corrected(g, weight, c_i, y, x)
             return g, report
 
         local = training.steps(x, batch, direction, sum_directions=variant == "S")
@@ -242,7 +224,7 @@ def fedsmoo(
     def client_update(received, row, batch):
         x, s = received
         rho = at_round(perturbation_radius, batch.round)
-        dual = ScaledDual(at_round(prox_weight, batch.round), row.dual, x)
+        weight = at_round(prox_weight, batch.round)
 
         def direction(y, step):
             mu, e = step.memory
@@ -253,7 +235,7 @@ def fedsmoo(
                 mu = jax.tree.map(lambda mu, e, s: mu + e - s, mu, e, s)
                 g, _ = training.gradient.raw(tree.add(y, e), step)
             g, report = training.gradient.transformed(g, y, report)
-            return dual.corrected(g, y), report._replace(memory=(mu, e))
+            return _corrected(g, weight, row.dual, y, x), report._replace(memory=(mu, e))
 
         lr = training.rate(batch.round)
         memory = (row.multiplier, tree.zeros_like(x))
@@ -284,3 +266,8 @@ def fedsmoo(
         costs=Costs(derived=("dual_change",), gradients=2 if perturbs else 1),
     )
     return Algorithm("fedsmoo", start, (phase,))
+
+
+def _corrected(g: PyTree, weight: Scalar, h: PyTree, y: Params, x: Params) -> PyTree:
+    """Compute g + p (h_i + y - x_t), FedDyn's correction by its dual variable divided by -p."""
+    return tree.add_scaled(g, weight, tree.add(h, tree.subtract(y, x)))

@@ -42,14 +42,6 @@ from fedjax_lab.types import LossFn, Params, PyTree, Scalar, ScalarOrSchedule
 SYMBOLS = {"beta_1": "server_momentum", "beta_2": "memory_decay", "m": "memory_size"}
 
 
-class ServerMemory(NamedTuple):
-    """The additional hyperparameters of the corrected server half, by name."""
-
-    memory_size: int
-    server_momentum: Scalar
-    memory_decay: Scalar
-
-
 class GradMAServer(NamedTuple):
     """Server state of GradMA; ``momentum`` and ``memory`` are () in GradMA-W."""
 
@@ -96,7 +88,7 @@ def gradma(
         server_lr,
         Correction(margin, qp_scope, qp_solver),
         corrects_client=True,
-        memory=ServerMemory(memory_size, server_momentum, memory_decay),
+        memory=(memory_size, server_momentum, memory_decay),
         keep_local_model=keep_local_model,
     )
 
@@ -166,7 +158,7 @@ def gradma_s(
         server_lr,
         Correction(margin, qp_scope, qp_solver),
         corrects_client=False,
-        memory=ServerMemory(memory_size, server_momentum, memory_decay),
+        memory=(memory_size, server_momentum, memory_decay),
     )
 
 

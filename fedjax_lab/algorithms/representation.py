@@ -32,7 +32,6 @@ loss, and nothing to the gradient). FedMLB's paper fixes the weight of the plain
 1; it is ``ce_weight`` here, as in its code.
 """
 
-import dataclasses
 from typing import NamedTuple, Unpack
 
 import jax
@@ -79,45 +78,6 @@ class MoonRow(NamedTuple):
     has_previous: jax.Array  # bool, whether it ever did
 
 
-@dataclasses.dataclass(frozen=True)
-class Contrast:
-    """MOON's contrastive term.
-
-    Attributes:
-      weight: μ, or a schedule of the round.
-      temperature: τ, above 0.
-    """
-
-    weight: ScalarOrSchedule
-    temperature: Scalar
-
-    def __post_init__(self):
-        check_scalar_or_schedule("contrastive_weight", self.weight)
-        check_number("temperature", self.temperature, minimum=0.0, exclusive_minimum=True)
-
-
-@dataclasses.dataclass(frozen=True)
-class Distillation:
-    """The loss terms of FedMLB's local model: from labels and from the hybrid paths.
-
-    Attributes:
-      ce_weight: of the local model's cross-entropy, or a schedule of the round.
-      hybrid_ce_weight: λ_1, of that of the paths, or a schedule.
-      hybrid_kl_weight: λ_2, of the divergence, or a schedule.
-      temperature: τ of the divergence, above 0.
-    """
-
-    ce_weight: ScalarOrSchedule
-    hybrid_ce_weight: ScalarOrSchedule
-    hybrid_kl_weight: ScalarOrSchedule
-    temperature: Scalar
-
-    def __post_init__(self):
-        for name in ("ce_weight", "hybrid_ce_weight", "hybrid_kl_weight"):
-            check_scalar_or_schedule(name, getattr(self, name))
-        check_number("temperature", self.temperature, minimum=0.0, exclusive_minimum=True)
-
-
 @factory
 def moon(
     model: Model,
@@ -143,8 +103,9 @@ def moon(
       TypeError: ``model`` is no ``Model``, or ``preprocess`` no function.
       ValueError: the model lacks a part, or a hyper-parameter is out of range.
     """
-    contrast = Contrast(contrastive_weight, temperature)
-    return _moon("moon", model, contrast, preprocess, ServerSGD(server_lr), common)
+    return _moon(
+        "moon", model, contrastive_weight, temperature, preprocess, ServerSGD(server_lr), common
+    )
 
 
 @factory
@@ -173,11 +134,13 @@ def moonm(
       TypeError: ``model`` is no ``Model``, or ``preprocess`` no function.
       ValueError: the model lacks a part, or a hyper-parameter is out of range.
     """
-    contrast = Contrast(contrastive_weight, temperature)
-    return _moon("moonm", model, contrast, preprocess, ServerSGD(server_lr, momentum), common)
+    server_sgd = ServerSGD(server_lr, momentum)
+    return _moon("moonm", model, contrastive_weight, temperature, preprocess, server_sgd, common)
 
 
-def _moon(name, model, contrast, preprocess, server_sgd, common):
+def _moon(name, model, weight, temperature, preprocess, server_sgd, common):
+    check_scalar_or_schedule("contrastive_weight", weight)
+    _check_temperature(temperature)
     _check_model(name, model, ("features", "head"))
     check_functions(model.apply, preprocess)
 
@@ -185,17 +148,17 @@ def _moon(name, model, contrast, preprocess, server_sgd, common):
         return MoonRow(one_row_per_client(params, num_clients), jnp.zeros(num_clients, bool))
 
     def client_update(x, row, batch):
-        mu = at_round(contrast.weight, batch.round) * row.has_previous
+        mu = at_round(weight, batch.round) * row.has_previous
 
         def loss_fn(y, examples, key, mask=None):
             inputs, labels, key = training_inputs(preprocess, examples, key)
             features, head = (with_mask(part, mask) for part in (model.features, model.head))
             z = features(y, inputs, key)
             ce = cross_entropy(head(y, z, key), labels)
-            if is_plain_zero(contrast.weight):
+            if is_plain_zero(weight):
                 return ce
             z_global, z_previous = model.features(x, inputs), model.features(row.previous, inputs)
-            distance = contrastive_loss(z, z_global, z_previous, contrast.temperature)
+            distance = contrastive_loss(z, z_global, z_previous, temperature)
             return ce + _gradient_of(mu * distance)
 
         local = LocalTraining(loss_fn, **common).steps(x, batch)
@@ -261,8 +224,12 @@ def fedmlb(
       TypeError: ``model`` is no ``Model``, or ``preprocess`` no function.
       ValueError: the model lacks blocks, or a hyper-parameter is out of range.
     """
-    distillation = Distillation(ce_weight, hybrid_ce_weight, hybrid_kl_weight, temperature)
-    return _fedmlb("fedmlb", model, distillation, preprocess, ServerSGD(server_lr), common)
+    weights = {
+        "ce_weight": ce_weight,
+        "hybrid_ce_weight": hybrid_ce_weight,
+        "hybrid_kl_weight": hybrid_kl_weight,
+    }
+    return _fedmlb("fedmlb", model, weights, temperature, preprocess, ServerSGD(server_lr), common)
 
 
 @factory
@@ -295,12 +262,19 @@ def fedmlbm(
       TypeError: ``model`` is no ``Model``, or ``preprocess`` no function.
       ValueError: the model lacks blocks, or a hyper-parameter is out of range.
     """
-    distillation = Distillation(ce_weight, hybrid_ce_weight, hybrid_kl_weight, temperature)
+    weights = {
+        "ce_weight": ce_weight,
+        "hybrid_ce_weight": hybrid_ce_weight,
+        "hybrid_kl_weight": hybrid_kl_weight,
+    }
     server_sgd = ServerSGD(server_lr, momentum)
-    return _fedmlb("fedmlbm", model, distillation, preprocess, server_sgd, common)
+    return _fedmlb("fedmlbm", model, weights, temperature, preprocess, server_sgd, common)
 
 
-def _fedmlb(name, model, distillation, preprocess, server_sgd, common):
+def _fedmlb(name, model, weights, temperature, preprocess, server_sgd, common):
+    for argument, weight in weights.items():
+        check_scalar_or_schedule(argument, weight)
+    _check_temperature(temperature)
     _check_model(name, model, ("blocks",))
     if len(model.blocks) < 2:
         raise ValueError(
@@ -313,9 +287,7 @@ def _fedmlb(name, model, distillation, preprocess, server_sgd, common):
         return ()
 
     def client_update(x, row, batch):
-        w_ce = at_round(distillation.ce_weight, batch.round)
-        w_hybrid_ce = at_round(distillation.hybrid_ce_weight, batch.round)
-        w_kl = at_round(distillation.hybrid_kl_weight, batch.round)
+        w_ce, w_hybrid_ce, w_kl = (at_round(weight, batch.round) for weight in weights.values())
 
         def loss_fn(y, examples, key, mask=None):
             h, labels, key = training_inputs(preprocess, examples, key)
@@ -328,7 +300,7 @@ def _fedmlb(name, model, distillation, preprocess, server_sgd, common):
             *hybrids, local = paths
             ce = cross_entropy(local, labels)
             hybrid_ce = sum(cross_entropy(q, labels) for q in hybrids) / len(hybrids)
-            divergences = (divergence(q, local, distillation.temperature) for q in hybrids)
+            divergences = (divergence(q, local, temperature) for q in hybrids)
             kl = sum(divergences) / len(hybrids)
             return ce + _gradient_of((w_ce - 1) * ce + w_hybrid_ce * hybrid_ce + w_kl * kl)
 
@@ -368,6 +340,10 @@ def _averaged(name, start_rows, client_update, server_sgd, loss, gradients=1):
 def _gradient_of(term: jax.Array) -> jax.Array:
     """Return 0 with the gradient of ``term``, which local steps descend but ``loss`` excludes."""
     return term - jax.lax.stop_gradient(term)
+
+
+def _check_temperature(temperature: Scalar) -> None:
+    check_number("temperature", temperature, minimum=0.0, exclusive_minimum=True)
 
 
 def _check_model(name: str, model: Model, parts: tuple[str, ...]) -> None:
