@@ -35,9 +35,9 @@ from typing import NamedTuple, Unpack
 
 from fedjax_lab import tree
 from fedjax_lab.algorithms.factory import Common, LocalGradient, LocalTraining, factory
-from fedjax_lab.algorithms.hyper import at_round, check_mean_from
+from fedjax_lab.algorithms.hyper import MEAN_FROM, at_round
 from fedjax_lab.algorithms.server import ServerSGD, broadcast_params
-from fedjax_lab.checks import check_scalar_or_schedule
+from fedjax_lab.checks import check_choice, check_scalar_or_schedule
 from fedjax_lab.clients.costs import Costs
 from fedjax_lab.round import Algorithm, Phase
 from fedjax_lab.types import LossFn, Params, PyTree, Scalar, ScalarOrSchedule
@@ -112,7 +112,7 @@ def mix_direction(
     Raises:
       ValueError: ``mixing`` is out of range, or ``mean_from`` unknown.
     """
-    check_mean_from(mean_from)
+    check_choice("mean_from", mean_from, MEAN_FROM)
     sums = mean_from == "gradients" and training.step_transform is not None
     check_scalar_or_schedule("mixing", mixing, maximum=1.0)
 

@@ -30,7 +30,7 @@ import jax
 
 from fedjax_lab import tree
 from fedjax_lab.algorithms.factory import Common, LocalGradient, LocalTraining, factory
-from fedjax_lab.algorithms.hyper import check_mean_from, check_unused
+from fedjax_lab.algorithms.hyper import MEAN_FROM, check_unused
 from fedjax_lab.algorithms.server import ServerSGD
 from fedjax_lab.checks import check_choice
 from fedjax_lab.clients.costs import Costs
@@ -121,7 +121,7 @@ def correct_drift(
     Raises:
       ValueError: ``mean_from`` is unknown.
     """
-    check_mean_from(mean_from)
+    check_choice("mean_from", mean_from, MEAN_FROM)
     server_sgd = ServerSGD(server_lr)
 
     def start(params, num_clients, batch):

@@ -23,7 +23,7 @@ from typing import Unpack
 
 from fedjax_lab import tree
 from fedjax_lab.algorithms.factory import Common, LocalTraining, factory
-from fedjax_lab.algorithms.hyper import at_round, check_lrs
+from fedjax_lab.algorithms.hyper import at_round
 from fedjax_lab.algorithms.own_models import OWN_ROW, start_with_own_models
 from fedjax_lab.algorithms.server import ServerSGD, broadcast_params
 from fedjax_lab.checks import check_scalar_or_schedule
@@ -51,7 +51,7 @@ def ditto(
     """
     check_scalar_or_schedule("prox_weight", prox_weight)
     if personal_lr is not None:
-        check_lrs(personal_lr=personal_lr)
+        check_scalar_or_schedule("personal_lr", personal_lr)
     training = LocalTraining(loss_fn, **common)
     own_lr = training.client_lr if personal_lr is None else personal_lr
 

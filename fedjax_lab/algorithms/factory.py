@@ -26,10 +26,10 @@ from fedjax_lab.algorithms.hyper import (
     at_round,
     at_step,
     check_example_privacy,
-    check_lrs,
     check_transform,
     meant_by,
 )
+from fedjax_lab.checks import check_scalar_or_schedule
 from fedjax_lab.clients.local import (
     Direction,
     Gradient,
@@ -113,7 +113,7 @@ class LocalTraining:
         example_clip: Scalar | None = None,
         example_noise: Scalar | None = None,
     ):
-        check_lrs(client_lr=client_lr)
+        check_scalar_or_schedule("client_lr", client_lr)
         check_transform("gradient_transform", gradient_transform)
         check_transform("step_transform", step_transform)
         check_example_privacy(example_clip, example_noise)
@@ -306,7 +306,9 @@ def _bound(
 
 
 def _check_lrs_of(given: inspect.BoundArguments) -> None:
-    check_lrs(**{name: given.arguments[name] for name in _RATES if name in given.arguments})
+    for name in _RATES:
+        if name in given.arguments:
+            check_scalar_or_schedule(name, given.arguments[name])
 
 
 def _show_common(wrapper: Callable[..., Any], signature: inspect.Signature) -> None:

@@ -33,7 +33,7 @@ import jax.numpy as jnp
 from fedjax_lab import tree
 from fedjax_lab.algorithms.control_variates import Controls
 from fedjax_lab.algorithms.factory import Common, LocalTraining, factory
-from fedjax_lab.algorithms.hyper import at_round, check_lrs, check_unused
+from fedjax_lab.algorithms.hyper import at_round, check_unused
 from fedjax_lab.algorithms.server import ParamsServer, ServerSGD, broadcast_params
 from fedjax_lab.checks import check_choice, check_scalar_or_schedule
 from fedjax_lab.clients.store import zero_row_per_client
@@ -66,7 +66,7 @@ def fedswa(
         step k of K_i has the share (1 - k/K_i) + (k/K_i) final_lr_ratio; 1 is constant.
       server_lr: server learning rate, or a schedule of the round; above 1 it extrapolates.
     """
-    check_lrs(final_lr_ratio=final_lr_ratio)
+    check_scalar_or_schedule("final_lr_ratio", final_lr_ratio)
     training = LocalTraining(loss_fn, **common)
 
     def start(params, num_clients, batch):
@@ -154,7 +154,7 @@ def _fedmoswa(
     check_choice("control_divisor", divisor, ("sum", "trapezoid"))
     if update == "I":
         check_unused("control_divisor", divisor, "sum", "control_update 'I'")
-    check_lrs(final_lr_ratio=final_lr_ratio)
+    check_scalar_or_schedule("final_lr_ratio", final_lr_ratio)
     server_sgd = ServerSGD(server_lr)
 
     def start(params, num_clients, batch):

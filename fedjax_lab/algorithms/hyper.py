@@ -7,9 +7,12 @@ from typing import Any
 
 import jax
 
-from fedjax_lab.checks import check_choice, check_number, check_scalar_or_schedule, is_traced
+from fedjax_lab.checks import check_number, is_traced
 from fedjax_lab.clients.transforms import direction
 from fedjax_lab.types import Scalar, ScalarOrSchedule
+
+# What the mean gradient of a client's steps is computed from.
+MEAN_FROM = ("gradients", "displacement")
 
 
 def at_round(value: ScalarOrSchedule, round: jax.Array) -> Scalar:
@@ -61,20 +64,6 @@ def is_plain_zero(value: ScalarOrSchedule) -> bool:
     return isinstance(value, (int, float)) and value == 0
 
 
-def check_lrs(**learning_rates: Any) -> None:
-    """Check learning rates by name.
-
-    Args:
-      learning_rates: argument's name -> number, traced scalar or schedule.
-
-    Raises:
-      TypeError: one is neither a number nor a schedule.
-      ValueError: one is negative or not finite.
-    """
-    for name, value in learning_rates.items():
-        check_scalar_or_schedule(name, value, minimum=0.0)
-
-
 def check_example_privacy(clip: Any, noise: Any) -> None:
     """Check the clip norm of examples and the noise on their sum.
 
@@ -92,18 +81,6 @@ def check_example_privacy(clip: Any, noise: Any) -> None:
         raise ValueError(f"example_noise is {noise}; give example_clip with it.")
     if noise is not None:
         check_number("example_noise", noise, minimum=0.0)
-
-
-def check_mean_from(mean_from: Any) -> None:
-    """Check what the mean gradient of a client's steps is computed from.
-
-    Args:
-      mean_from: "gradients" or "displacement".
-
-    Raises:
-      ValueError: it is neither.
-    """
-    check_choice("mean_from", mean_from, ("gradients", "displacement"))
 
 
 def check_unused(argument: str, value: Any, default: Any, where: str) -> None:

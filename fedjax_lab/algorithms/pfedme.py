@@ -29,7 +29,7 @@ import jax
 
 from fedjax_lab import tree
 from fedjax_lab.algorithms.factory import Common, LocalTraining, factory
-from fedjax_lab.algorithms.hyper import at_round, check_lrs
+from fedjax_lab.algorithms.hyper import at_round
 from fedjax_lab.algorithms.own_models import OWN_ROW, start_with_own_models
 from fedjax_lab.algorithms.server import ServerSGD, broadcast_params
 from fedjax_lab.checks import check_int, check_scalar_or_schedule
@@ -66,7 +66,7 @@ def pfedme(
       ValueError: a hyper-parameter is outside what is allowed.
     """
     check_scalar_or_schedule("prox_weight", prox_weight)
-    check_lrs(personal_lr=personal_lr)
+    check_scalar_or_schedule("personal_lr", personal_lr)
     check_int("inner_steps", inner_steps, minimum=1)
     training = LocalTraining(loss_fn, **common)
 
