@@ -85,8 +85,7 @@ def save_adapters(
     if len(ranks) != 1:
         raise ValueError(f"adapters have the ranks {sorted(ranks)}; they must have one.")
     (rank,) = ranks
-    shapes = _shapes(config, list(adapters), rank, jnp.float32)
-    sizes, parts = {}, []
+    shapes, arrays = _shapes(config, list(adapters), rank), {}
     for (path, side), stored in _table(config, list(adapters)).items():
         leaf = np.asarray(getattr(adapters[path], side))
         wanted = getattr(shapes[path], side).shape
@@ -95,10 +94,8 @@ def save_adapters(
                 f"adapters[{path!r}].{side} has the shape {leaf.shape}; it must be {wanted}, of "
                 "finite numbers."
             )
-        for layer, name in enumerate(stored.names(leaf.shape)):
-            one = leaf[layer] if stored.is_stacked else leaf
-            sizes[name] = one.nbytes
-            parts.append((name, stored.to_stored(one)))
+        for name, size, make in stored.parts(leaf):
+            arrays[name] = size, make
     fields = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
@@ -109,8 +106,8 @@ def save_adapters(
         "bias": "none",
         "inference_mode": True,
     }
-    names = (CONFIG, WEIGHTS)
-    write_folder(Path(folder), fields, sizes, iter(parts), sum(sizes.values()), names)
+    total = sum(size for size, _ in arrays.values())
+    write_folder(Path(folder), fields, arrays, total, (CONFIG, WEIGHTS))
 
 
 def load_adapters(folder: str | Path, config: DecoderConfig) -> tuple[dict[str, Adapter], float]:
@@ -161,9 +158,7 @@ def load_adapters(folder: str | Path, config: DecoderConfig) -> tuple[dict[str, 
         )
     paths = [path for module, path in kernels.items() if module in targets]
     names = {f"{path}/{side}": stored for (path, side), stored in _table(config, paths).items()}
-    found = load_safetensors(
-        Path(folder) / WEIGHTS, _shapes(config, paths, rank, jnp.float32), names
-    )
+    found = load_safetensors(Path(folder) / WEIGHTS, _shapes(config, paths, rank), names)
     return found, alpha / (rank**0.5 if fields.get("use_rslora") else rank)
 
 
@@ -185,7 +180,7 @@ def _table(config: DecoderConfig, paths: list[str]) -> dict[tuple[str, str], Sto
     return table
 
 
-def _shapes(config: DecoderConfig, paths: list[str], rank: int, dtype: Any) -> dict[str, Adapter]:
+def _shapes(config: DecoderConfig, paths: list[str], rank: int) -> dict[str, Adapter]:
     params = jax.eval_shape(decoder(config).init, seeded(0), jnp.zeros((1, 1), jnp.int32))
     found: dict[str, Any] = {}
     for path in paths:
@@ -195,6 +190,6 @@ def _shapes(config: DecoderConfig, paths: list[str], rank: int, dtype: Any) -> d
             leaf = leaf[name]
         *layers, m, n = leaf.shape
         down, up = ((*layers, *sides) for sides in ((m, rank), (rank, n)))
-        sides: Any = [jax.ShapeDtypeStruct(shape, dtype) for shape in (down, up)]
+        sides: Any = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in (down, up)]
         found[path] = Adapter(*sides)
     return found

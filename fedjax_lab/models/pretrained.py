@@ -149,20 +149,12 @@ def save_pretrained(
         if not jnp.isfinite(leaves[path]).all():
             raise ValueError(f"params have a number at {path!r} that is not finite.")
     fields["torch_dtype"] = np.dtype(leaves["embedding"].dtype).name
-    sizes, parts = {}, []
-    for path, stored in table.items():
-        leaf = leaves[path]
-        for layer, name in enumerate(stored.names(leaf.shape)):
-            count = leaf.size // leaf.shape[0] if stored.is_stacked else leaf.size
-            sizes[name] = count * leaf.dtype.itemsize
-            parts.append((name, stored, leaf, layer))
-
-    def arrays() -> Iterator[tuple[str, np.ndarray]]:
-        for name, stored, leaf, layer in parts:
-            one = leaf[layer] if stored.is_stacked else leaf
-            yield name, stored.to_stored(np.asarray(one))
-
-    write_folder(Path(folder), fields, sizes, arrays(), max_shard_bytes)
+    arrays = {
+        name: (size, make)
+        for path, stored in table.items()
+        for name, size, make in stored.parts(leaves[path])
+    }
+    write_folder(Path(folder), fields, arrays, max_shard_bytes)
 
 
 def load_safetensors(

@@ -91,11 +91,10 @@ def to_state_dict(params: Params, table: Table | None = None) -> dict[str, np.nd
         if not stored.fits(leaf.shape):
             raise ValueError(f"params have {leaf.shape} at {path!r}, which cannot be {stored}.")
         leaf = leaf.astype(np.float32) if leaf.dtype.kind == "V" else leaf
-        parts = leaf if stored.is_stacked else [leaf]
-        for name, part in zip(stored.names(leaf.shape), parts, strict=True):
+        for name, _, make in stored.parts(leaf):
             if name in state:
                 raise ValueError(f"table has two leaves for {name!r}.")
-            state[name] = stored.to_stored(np.asarray(part)).copy()
+            state[name] = make().copy()
     return state
 
 

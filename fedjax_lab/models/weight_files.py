@@ -8,7 +8,7 @@ load a complete array to read a part of it, or map the file into memory.
 
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -72,13 +72,17 @@ class WeightFiles:
         """
         self.entries: dict[str, Entry] = {}
         folder, index = _find(Path(path))
-        for file in [folder] if index is None else [folder / name for name in _shards(index)]:
+        indexed = {} if index is None else _weight_map(index)
+        files = (
+            [folder] if index is None else [folder / name for name in sorted({*indexed.values()})]
+        )
+        for file in files:
             for name, entry in _entries(file):
                 if name in self.entries:
                     raise ValueError(f"{name!r} is in {self.entries[name].file} and in {file}.")
                 self.entries[name] = entry
         if index is not None:
-            _check_index(index, folder, self.entries)
+            _check_index(index, indexed, self.entries)
 
     def read(
         self, name: str, rows: slice | None = None, columns: slice | None = None
@@ -199,16 +203,11 @@ def _weight_map(index: Path) -> dict[str, str]:
     return found
 
 
-def _shards(index: Path) -> list[str]:
-    return sorted(set(_weight_map(index).values()))
-
-
-def _check_index(index: Path, folder: Path, entries: Mapping[str, Entry]) -> None:
-    indexed = {name: folder / file for name, file in _weight_map(index).items()}
+def _check_index(index: Path, indexed: Mapping[str, str], entries: Mapping[str, Entry]) -> None:
     for name in sorted(indexed.keys() | entries.keys()):
-        if name not in entries or indexed.get(name) != entries[name].file:
-            there = entries[name].file.name if name in entries else "no file"
-            claimed = indexed[name].name if name in indexed else "no file"
+        there = entries[name].file.name if name in entries else "no file"
+        claimed = indexed.get(name, "no file")
+        if claimed != there:
             raise ValueError(f"{index}: {name!r} is listed in {claimed}; it is in {there}.")
 
 
@@ -242,8 +241,7 @@ def _entries(file: Path) -> Iterator[tuple[str, Entry]]:
 def write_folder(
     folder: Path,
     fields: Mapping[str, Any],
-    sizes: Mapping[str, int],
-    arrays: Iterable[tuple[str, np.ndarray]],
+    arrays: Mapping[str, tuple[int, Callable[[], np.ndarray]]],
     max_shard_bytes: int,
     names: tuple[str, str] = ("config.json", SINGLE),
 ) -> None:
@@ -252,8 +250,7 @@ def write_folder(
     Args:
       folder: must not exist, or be empty.
       fields: fields of the configuration.
-      sizes: bytes of each array, in the order of ``arrays``.
-      arrays: (name, array), consumed one file at a time.
+      arrays: name -> (bytes, function that returns the array); those of a file are made together.
       max_shard_bytes: largest size of a file, unless a single array is larger.
       names: names of the configuration's file, and of the arrays' file if there is only one.
 
@@ -266,6 +263,7 @@ def write_folder(
 
     if not folder.parent.is_dir():
         raise FileNotFoundError(f"folder is {str(folder)!r}; there is no {folder.parent}.")
+    sizes = {name: size for name, (size, _) in arrays.items()}
     shards = _divide(sizes, max_shard_bytes)
     with new_folder(folder) as scratch:
         (scratch / names[0]).write_text(json.dumps(fields, indent=2) + "\n", encoding="utf-8")
@@ -273,9 +271,8 @@ def write_folder(
             names[1] if len(shards) == 1 else f"model-{i:05d}-of-{len(shards):05d}.safetensors"
             for i in range(1, len(shards) + 1)
         ]
-        following = iter(arrays)
         for name, shard in zip(files, shards, strict=True):
-            held = {array: np.ascontiguousarray(value) for array, value in _take(following, shard)}
+            held = {array: np.ascontiguousarray(arrays[array][1]()) for array in shard}
             save_file(held, scratch / name, metadata={"format": "pt"})
             del held
         if len(shards) > 1:
@@ -296,12 +293,3 @@ def _divide(sizes: Mapping[str, int], limit: int) -> list[list[str]]:
         shards[-1].append(name)
         filled += size
     return shards
-
-
-def _take(
-    arrays: Iterator[tuple[str, np.ndarray]], names: list[str]
-) -> Iterator[tuple[str, np.ndarray]]:
-    for name in names:
-        found, array = next(arrays)
-        assert found == name
-        yield found, array

@@ -4,9 +4,10 @@ A table maps the path of each leaf, such as "layers/query/kernel", to how it is 
 table is used for reading and for writing.
 """
 
+import functools
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -46,6 +47,20 @@ class Stored(NamedTuple):
         if not self.is_stacked:
             return [self.name]
         return [self.name.format(layer=layer) for layer in range(shape[0])]
+
+    def parts(self, leaf: Any) -> list[tuple[str, int, Callable[[], np.ndarray]]]:
+        """Return (name, bytes, function that returns the array) of each array that stores a leaf.
+
+        Args:
+          leaf: array [...], with the axis of layers.
+        """
+
+        def part(layer: int) -> np.ndarray:
+            return self.to_stored(np.asarray(leaf[layer] if self.is_stacked else leaf))
+
+        names = self.names(leaf.shape)
+        size = leaf.size * leaf.dtype.itemsize // max(len(names), 1)
+        return [(name, size, functools.partial(part, i)) for i, name in enumerate(names)]
 
     @property
     def is_stacked(self) -> bool:
