@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.ad_checkpoint import checkpoint_name
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
+from jax.interpreters.partial_eval import dce_jaxpr
 
 from fedjax_lab.machine.keys import is_key, seeded
 from fedjax_lab.types import PyTree
@@ -63,7 +64,8 @@ def check_labels(
     found = _ranges_of_inputs(traced.jaxpr, arrays, places)
     if found is None:
         rows = np.resize(places, (-(-len(places) // batch_size), batch_size)).astype(np.int32)
-        found = _computed_ranges(_needed(traced), arrays, rows)
+        needed, _ = dce_jaxpr(traced.jaxpr, [True] * len(labels), instantiate=True)
+        found = _computed_ranges(traced.replace(jaxpr=needed), arrays, rows)
     for mark, (lowest, highest) in zip(marks, found, strict=True):
         number = int(mark.params["name"].removeprefix(_MARK))
         if not 0 <= lowest <= highest < number:
@@ -89,17 +91,6 @@ def _is_at_hand(array: Any) -> bool:
     if isinstance(array, jax.Array):
         return not isinstance(array, jax.core.Tracer) and array.is_fully_addressable
     return isinstance(array, np.ndarray)
-
-
-def _needed(traced: Any) -> Any:
-    """Remove the operations that a program's results do not need."""
-    needed = {id(variable) for variable in traced.jaxpr.outvars}
-    kept = []
-    for operation in reversed(traced.jaxpr.eqns):
-        if any(id(variable) in needed for variable in operation.outvars):
-            kept.append(operation)
-            needed.update(id(variable) for variable in operation.invars)
-    return traced.replace(jaxpr=traced.jaxpr.replace(eqns=kept[::-1]))
 
 
 def _computed_ranges(traced: Any, leaves: list[Any], rows: np.ndarray) -> list[Range]:
