@@ -18,7 +18,6 @@ from fedjax_lab.signatures import suggest_keywords
 from fedjax_lab.types import Key
 
 Packed = bytes
-DType = Any  # argument of jnp.dtype
 Array = jax.Array | np.ndarray  # in a message: NumPy after unpacking
 STATIC = {"static": True}  # metadata of a message's static fields
 

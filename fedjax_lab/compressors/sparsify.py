@@ -55,16 +55,7 @@ class Seeded:
     d: int = dataclasses.field(metadata=STATIC)
 
 
-def check_comp(comp: float) -> float:
-    """Check the dropped fraction and return it as a float.
-
-    Args:
-      comp: fraction of coordinates that is dropped.
-
-    Raises:
-      TypeError: it is not a number.
-      ValueError: it lies outside [0, 1).
-    """
+def _checked(comp: float) -> float:
     return float(check_number("comp", comp, minimum=0.0, maximum=1.0, exclusive_maximum=True))
 
 
@@ -88,7 +79,7 @@ def top_k(comp: float, *, selection: str = "bisection") -> Compressor:
     Raises:
       ValueError: ``comp`` lies outside [0, 1), or ``selection`` is unknown.
     """
-    comp = check_comp(comp)
+    comp = _checked(comp)
     select = _SELECTIONS[check_choice("selection", selection, _SELECTIONS)]
     kept = _kept(comp)
 
@@ -145,7 +136,7 @@ def random_k(comp: float, *, rescale: bool = False) -> Compressor:
     Raises:
       ValueError: ``comp`` lies outside [0, 1).
     """
-    comp = check_comp(comp)
+    comp = _checked(comp)
     kept = _kept(comp)
 
     def are_kept(seed, d):
@@ -219,7 +210,7 @@ def random_drop(comp: float, *, rescale: bool = False) -> Compressor:
     Raises:
       ValueError: ``comp`` lies outside [0, 1).
     """
-    comp = check_comp(comp)
+    comp = _checked(comp)
     threshold = np.uint32(min(round(comp * 2**32), 2**32 - 1))
 
     def is_kept(seed, d):
@@ -369,21 +360,13 @@ def _add_each(left, right):
 
 def _places(taken: jax.Array, k: int) -> jax.Array:
     """Return the indices of the k Trues of a mask, ascending, int32."""
-    # The True of rank r is in the first word up to whose end there are more than r Trues.
-    words, through = _words(taken)
-    word = jnp.cumsum(jnp.zeros(k, jnp.int32).at[through].add(1, mode="drop"))
-    return _place_of_true(words, through, word, jnp.arange(k, dtype=jnp.int32))
-
-
-def _words(mask: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Return a mask as uint32 words, bit i for 32 w + i, and the Trues up to each word's end."""
-    bits = jnp.pad(mask, (0, -mask.shape[0] % _WORD)).reshape(-1, _WORD).astype(jnp.uint32)
+    # The mask as words, bit i for 32 w + i, and the number of Trues up to each word's end.
+    bits = jnp.pad(taken, (0, -taken.shape[0] % _WORD)).reshape(-1, _WORD).astype(jnp.uint32)
     words = (bits << jnp.arange(_WORD, dtype=jnp.uint32)[None]).sum(1, dtype=jnp.uint32)
-    return words, jnp.cumsum(jax.lax.population_count(words).astype(jnp.int32))
-
-
-def _place_of_true(words, through, word, rank) -> jax.Array:
-    """Return the index, int32, of the True of a rank (from 0) that is known to be in ``word``."""
+    through = jnp.cumsum(jax.lax.population_count(words).astype(jnp.int32))
+    # The True of rank r is in the first word up to whose end there are more than r Trues.
+    word = jnp.cumsum(jnp.zeros(k, jnp.int32).at[through].add(1, mode="drop"))
+    rank = jnp.arange(k, dtype=jnp.int32)
     bits = words[word]
     rank = rank - (through[word] - jax.lax.population_count(bits).astype(jnp.int32))
     place = word * _WORD
