@@ -261,15 +261,15 @@ def figures(program: Any, seconds: float = 0.0) -> Figures:
     Raises:
       ValueError: the compiler does not give the program as HLO.
     """
-    memory = program.memory_analysis()
-    return Figures(
-        seconds,
-        memory.argument_size_in_bytes,
-        memory.output_size_in_bytes - memory.alias_size_in_bytes,
-        memory.temp_size_in_bytes,
-        memory.generated_code_size_in_bytes,
-        read_collectives(program.as_text()),
-    )
+    sizes = _bytes_of(program.memory_analysis())
+    return Figures(seconds, *sizes, read_collectives(program.as_text()))
+
+
+def _bytes_of(memory: Any) -> tuple[int, int, int, int]:
+    """Return the bytes of arguments, results, temporaries and code, as in ``Figures``."""
+    results = memory.output_size_in_bytes - memory.alias_size_in_bytes
+    code = memory.generated_code_size_in_bytes
+    return memory.argument_size_in_bytes, results, memory.temp_size_in_bytes, code
 
 
 def read_collectives(text: str) -> tuple[Collectives, ...]:
@@ -360,11 +360,7 @@ def try_compile(
             raise
         return None, wanted
     memory = program.memory_analysis()
-    if memory is None:
-        return program, 0
-    results = memory.output_size_in_bytes - memory.alias_size_in_bytes
-    besides = memory.temp_size_in_bytes + memory.generated_code_size_in_bytes
-    return program, memory.argument_size_in_bytes + results + besides
+    return program, 0 if memory is None else sum(_bytes_of(memory))
 
 
 def _wanted_bytes(error: BaseException) -> int | None:
