@@ -65,11 +65,11 @@ def reduce_messages(reduce: dict[str, str], messages: dict, cohort: Cohort) -> d
         "mean": cohort.weights,
         "sum": cohort.participates.astype(cohort.weights.dtype),
     }
-    return {
-        name: field if reduce[name] == "stack" else _total(field, coefficients[reduce[name]])
-        for name, field in messages.items()
-    }
 
+    def total(name: str, field: PyTree) -> PyTree:
+        if reduce[name] == "stack":
+            return field
+        factors = coefficients[reduce[name]]
+        return tree.weighted_sum(select(factors > 0, field), factors)
 
-def _total(field: PyTree, coefficients: jax.Array) -> PyTree:
-    return tree.weighted_sum(select(coefficients > 0, field), coefficients)
+    return {name: total(name, field) for name, field in messages.items()}

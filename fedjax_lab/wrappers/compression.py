@@ -143,9 +143,10 @@ def with_compression(
             for phase in compressed
             if error_feedback
         )
-        _warn_if_larger(algorithm.name, up, compressed, params, scope)
+        fields = [field for phase in compressed for field in phase.message_like(params).values()]
+        _warn_if_larger(algorithm.name, up, fields, scope)
         if error_feedback:
-            _warn_if_growing(up, compressed, params, scope)
+            _warn_if_growing(up, fields, scope)
         dtype = jnp.result_type(float)
         squares = jnp.zeros((num_clients, len(_SQUARES)), dtype) if len(compressed) > 1 else ()
         if down is not None:
@@ -181,11 +182,8 @@ def _is_compressed(phase: Phase) -> bool:
     return not phase.once
 
 
-def _warn_if_larger(
-    name: str, up: Compressor, compressed: list[Phase], params: Params, scope: str
-) -> None:
+def _warn_if_larger(name: str, up: Compressor, fields: list[PyTree], scope: str) -> None:
     """Warn of a compressor whose messages are larger than uncompressed ones."""
-    fields = [field for phase in compressed for field in phase.message_like(params).values()]
     plain = sum(map(tree.nbytes, fields))
     packed = sum(_packed_bytes(up, field, scope) for field in fields)
     if packed > plain:
@@ -195,9 +193,8 @@ def _warn_if_larger(
         )
 
 
-def _warn_if_growing(up: Compressor, compressed: list[Phase], params: Params, scope: str) -> None:
+def _warn_if_growing(up: Compressor, fields: list[PyTree], scope: str) -> None:
     """Warn of a compressor whose error feedback need not stay bounded."""
-    fields = [field for phase in compressed for field in phase.message_like(params).values()]
     sizes = [[leaf.size for leaf in jax.tree.leaves(field) if leaf.size] for field in fields]
     largest = max(
         (max(own) if scope == "per_leaf" else sum(own) for own in sizes if own), default=0

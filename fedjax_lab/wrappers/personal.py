@@ -92,7 +92,12 @@ def with_personal(algorithm: Algorithm, is_personal: IsPersonal) -> Algorithm:
     """
     wrapper = Wrapper(algorithm, "personal")
     _check_predicate(is_personal)
-    phase = _only_phase(wrapper)
+    if algorithm.personal is not None:
+        raise ValueError(
+            f"algorithm is {algorithm.name}, which has a model for each client already; "
+            "with_personal requires a method with one global model."
+        )
+    phase = wrapper.only_phase()
     plans: dict[Any, _Plan] = {}
 
     def plan_of(params: Params, num_clients: int = _CLIENTS) -> _Plan:
@@ -156,37 +161,28 @@ def _personal(phase: Phase, algorithm: Algorithm, plan_of: Callable[[Params], _P
         plan, cohort_axis = plan_of(params), cohort.client_ids.shape
 
         def fill(name, field):
-            stacked = cohort_axis if phase.reduce[name] == "stack" else ()
-            return _filled(plan, params, field, stacked)
+            axes = cohort_axis if phase.reduce[name] == "stack" else ()
+            own = _own(plan, params)
+            nothing = tuple(jnp.zeros((*axes, *leaf.shape), leaf.dtype) for leaf in own)
+            return _each_vector(plan, field, lambda _, v: _with_own(plan, v, nothing))
 
         filled = {name: fill(name, field) for name, field in messages.items()}
         return phase.server_update(server, filled, cohort)
 
     def message(params):
-        return _shared_zeros(plan_of(params), phase.message_like(params))
+        plan, zeros = plan_of(params), tree.zeros_like(phase.message_like(params))
+        return _each_vector(plan, zeros, lambda _, v: _without_own(plan, v))
 
     def received_bytes(received, params):
         return phase.costs.down(received[1], params)
 
-    halves: dict[str, Any] = {"client_update": client_update, "server_update": server_update}
-    costs = phase.costs._replace(down=received_bytes)
-    return phase._replace(broadcast=broadcast, message=message, costs=costs, **halves)
-
-
-def _shared_zeros(plan: _Plan, shapes: PyTree) -> PyTree:
-    """Create zeros of the given shapes, without personal leaves."""
-    fields = tree.zeros_like(shapes)
-    return _each_vector(plan, fields, lambda _, v: _without_own(plan, v))
-
-
-def _only_phase(wrapper: Wrapper) -> Phase:
-    algorithm = wrapper.algorithm
-    if algorithm.personal is not None:
-        raise ValueError(
-            f"algorithm is {algorithm.name}, which has a model for each client already; "
-            "with_personal requires a method with one global model."
-        )
-    return wrapper.only_phase()
+    return phase._replace(
+        broadcast=broadcast,
+        client_update=client_update,
+        server_update=server_update,
+        message=message,
+        costs=phase.costs._replace(down=received_bytes),
+    )
 
 
 def _local_params(algorithm: Algorithm, report: dict[str, Any]) -> Params:
@@ -198,13 +194,6 @@ def _local_params(algorithm: Algorithm, report: dict[str, Any]) -> Params:
             "add entries."
         )
     return report[LOCAL_PARAMS]
-
-
-def _filled(plan: _Plan, params: Params, field: PyTree, axes: tuple[int, ...]) -> PyTree:
-    """Insert zeros for personal leaves into a field of the messages."""
-    own = _own(plan, params)
-    nothing = tuple(jnp.zeros((*axes, *leaf.shape), leaf.dtype) for leaf in own)
-    return _each_vector(plan, field, lambda _, v: _with_own(plan, v, nothing))
 
 
 def client_params(algorithm: Algorithm, state: FedState, client_id: jax.Array | int) -> Params:

@@ -17,7 +17,7 @@ Axes: N clients, S slots of the cohort.
 """
 
 import dataclasses
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -83,9 +83,8 @@ def with_update_metrics(
         that take ``local_steps`` do.
     """
     wrapper = Wrapper(algorithm, "update_metrics")
-    number = _measured_phase(algorithm)
-    phase = algorithm.phases[number]
-    field = _field_of(phase)
+    phase = _measured_phase(algorithm)
+    field = "delta" if "delta" in phase.reduce else next(iter(phase.reduce))
 
     def around(params, num_clients, server, rows):
         zeros = tree.zeros_like(phase.message_like(params)[field])
@@ -108,16 +107,12 @@ def with_update_metrics(
     return dataclasses.replace(measured, name=algorithm.name)  # the same method, measured
 
 
-def _measured_phase(algorithm: Algorithm) -> int:
-    """Return the number of the phase in which clients send their updates."""
-    sending = [n for n, phase in enumerate(algorithm.phases) if sends(phase)]
-    regular = [n for n in sending if not algorithm.phases[n].once] or sending
-    with_delta = [n for n in regular if "delta" in algorithm.phases[n].reduce]
+def _measured_phase(algorithm: Algorithm) -> Phase:
+    """Return the phase in which clients send their updates."""
+    sending = list(filter(sends, algorithm.phases))
+    regular = [phase for phase in sending if not phase.once] or sending
+    with_delta = [phase for phase in regular if "delta" in phase.reduce]
     return (with_delta or regular)[-1]
-
-
-def _field_of(phase: Phase) -> str:
-    return "delta" if "delta" in phase.reduce else next(iter(phase.reduce))
 
 
 def _measured(phase: Phase, field: str, cosines: bool, to_last: bool, per_client: bool) -> Phase:
@@ -170,8 +165,13 @@ def _measured(phase: Phase, field: str, cosines: bool, to_last: bool, per_client
 
     costs = phase.costs._replace(derived=(*phase.costs.derived, *added))
     reduce = {**phase.reduce, **added}
-    halves: dict[str, Any] = {"client_update": client_update, "server_update": server_update}
-    return phase._replace(message=message, reduce=reduce, costs=costs, **halves)
+    return phase._replace(
+        client_update=client_update,
+        server_update=server_update,
+        message=message,
+        reduce=reduce,
+        costs=costs,
+    )
 
 
 def _mean_update(
