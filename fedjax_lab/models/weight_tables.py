@@ -175,20 +175,23 @@ def torch_table(params: Params, layers: Mapping[str, str] | None = None) -> dict
         rows of the first dense kernel are not square images, or a dense kernel that may be the
         first one behind the convolutions comes before them in the order of the paths.
     """
-    leaves = {path: leaf.shape for path, leaf in by_path(params).items()}
-    paths = sorted({path.rpartition("/")[0] for path in leaves}, key=_in_order)
+    found: dict[str, dict[str, tuple[int, ...]]] = {}  # layer -> its leaves' shapes
+    for path, leaf in by_path(params).items():
+        layer, _, name = path.rpartition("/")
+        found.setdefault(layer, {})[name] = leaf.shape
+    paths = sorted(found, key=_in_order)
     if layers is None:
-        layers = dict(_numbered(paths, leaves))
+        layers = dict(_numbered(paths, found))
     if unknown := sorted({*layers} ^ {*paths}):
         raise ValueError(
             f"layers has {sorted(layers)}, the params have {paths}; {unknown} is in one alone."
         )
     table: dict[str, Stored] = {}
-    kernels = [leaves.get(f"{path}/kernel", ()) for path in paths]
+    kernels = [found[path].get("kernel", ()) for path in paths]
     later = [shape[3] for shape in kernels if len(shape) == 4]  # channels, if none has come yet
     channels = None  # of the last convolution, until the first dense layer
     for layer in paths:
-        for leaf, shape in _of_layer(leaves, layer):
+        for leaf, shape in found[layer].items():
             end = {"kernel": "weight", "scale": "weight"}.get(leaf, leaf)
             if leaf not in ("kernel", "scale", "bias", "running_mean", "running_var"):
                 raise ValueError(f"params have {layer}/{leaf}, for which PyTorch has no such name.")
@@ -206,23 +209,17 @@ def torch_table(params: Params, layers: Mapping[str, str] | None = None) -> dict
                         f"{shape[0]} inputs may be their images. Rename it to come behind them, or "
                         "write the table by hand, with Stored(..., (1, 0), image=(C, H, W))."
                     )
-            table[f"{layer}/{leaf}"] = Stored(f"{layers[layer]}.{end}", axes, image)
+            path = f"{layer}/{leaf}" if layer else leaf  # of a network of one layer, its leaves
+            table[path] = Stored(f"{layers[layer]}.{end}", axes, image)
     return table
 
 
-def _of_layer(
-    leaves: Mapping[str, tuple[int, ...]], layer: str
-) -> Iterator[tuple[str, tuple[int, ...]]]:
-    for path, shape in leaves.items():
-        folder, _, leaf = path.rpartition("/")
-        if folder == layer:
-            yield leaf, shape
-
-
-def _numbered(paths: list[str], leaves: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def _numbered(
+    paths: list[str], found: Mapping[str, Mapping[str, tuple[int, ...]]]
+) -> Iterator[tuple[str, str]]:
     counts = {"conv": 0, "fc": 0}
     for path in paths:
-        shape = leaves.get(f"{path}/kernel")
+        shape = found[path].get("kernel")
         if shape is None:
             raise ValueError(f"layers is None, and {path} has no kernel; give the names of layers.")
         kind = "conv" if len(shape) == 4 else "fc"

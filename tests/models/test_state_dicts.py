@@ -101,6 +101,19 @@ def test_a_stacked_leaf_is_an_array_for_each_layer():
     assert_same(models.load_state_dict(state, {"w": leaf}, table), {"w": leaf})
 
 
+@pytest.mark.parametrize("layers", [None, {"": "fc1"}])
+def test_a_network_of_one_layer_has_its_leaves_at_the_top(layers):
+    params = {"kernel": jnp.arange(6.0).reshape(3, 2), "bias": jnp.ones(2)}
+    table = models.torch_table(params, layers)
+    state = models.to_state_dict(params, table)
+    assert {name: part.shape for name, part in state.items()} == {
+        "fc1.weight": (2, 3),
+        "fc1.bias": (2,),
+    }
+    read = models.load_state_dict(state, params, table)
+    jax.tree.map(np.testing.assert_array_equal, read, params)
+
+
 def test_a_network_with_batch_norms():
     """The running statistics have their places, too."""
     model = models.resnet20(norm="batch")
