@@ -54,7 +54,8 @@ def lowered(function: Callable[..., Any]) -> Callable[..., Any]:
     def run(*arguments: Any, **named: Any) -> Any:
         how = traced_for()
         leaves, structure = jax.tree.flatten((arguments, named))
-        if not may_change(how) or not any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
+        may_change = how.convolution != "lax" and how.platform != "tpu"
+        if not may_change or not any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
             return function(*arguments, **named)
 
         def of_leaves(*leaves):
@@ -66,22 +67,8 @@ def lowered(function: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
-def may_change(how: TracedFor) -> bool:
-    """Return True if a program may take other forms of some operations.
-
-    Args:
-      how: what the program is traced for.
-    """
-    return how.convolution != "lax" and how.platform != "tpu"
-
-
-def has_forms(program: Jaxpr, how: TracedFor) -> bool:
-    """Return True if a program has an operation that takes another form.
-
-    Args:
-      program: a traced program, with the programs inside it.
-      how: what it is traced for.
-    """
+def _has_forms(program: Jaxpr, how: TracedFor) -> bool:
+    """Return True if an operation of a program, or of one inside it, takes another form."""
     return any(
         equation.primitive.name == "correlate"
         or _form_of(equation, how) is not None
@@ -97,7 +84,7 @@ def _has_forms_inside(equation: JaxprEqn, how: TracedFor) -> bool:
     if equation.primitive.name == "custom_vjp_call":
         # A recurrent layer with a derivative of its own, like this package's, stays.
         inside = [program for program in inside if not _is_all_dense(program)]
-    return any(has_forms(program, how) for program in inside)
+    return any(_has_forms(program, how) for program in inside)
 
 
 def _is_all_dense(program: Jaxpr) -> bool:
@@ -129,7 +116,7 @@ def _lowered(function: Callable[..., Any], leaves: Sequence[Any], how: TracedFor
     with tracing_with("lax"):  # a function inside that is lowered, too, waits for this one
         closed = jax.make_jaxpr(of_arrays)(*arrays)
     _note(closed.jaxpr, how)
-    if has_forms(closed.jaxpr, how):
+    if _has_forms(closed.jaxpr, how):
         found = iter(map(plain, _evaluate(closed, arrays, how)))
     else:
         found = iter(jaxpr_as_fun(closed)(*arrays))

@@ -181,40 +181,32 @@ _LONGEST = 32  # window
 
 
 def _maximum_of(x, windows, padding):
-    x, back = _inner(x, windows, padding, -jnp.inf)
-    windows = tuple(windows[i] for i in back.order)
+    x, order = _inner(x, windows, padding, -jnp.inf)
+    windows = tuple(windows[i] for i in order)
     while sum(w.size > 1 for w in windows) > 1 and _count(windows) > _MOST_PLACES:
         # The last axis by itself: of equal maxima, the first one of the first rows remains.
         i = max(i for i, window in enumerate(windows) if window.size > 1)
         x = _maximum(x, tuple(w if j == i else Window() for j, w in enumerate(windows)))
         windows = tuple(Window() if j == i else w for j, w in enumerate(windows))
-    return back(_maximum(x, windows))
+    return _back(_maximum(x, windows), order)
 
 
 def _sum_of(x, windows, padding):
     dtype = x.dtype
-    x, back = _inner(x.astype(wide_dtype(dtype)), windows, padding, 0)
-    for i, window in enumerate(windows[j] for j in back.order):
+    x, order = _inner(x.astype(wide_dtype(dtype)), windows, padding, 0)
+    for i, window in enumerate(windows[j] for j in order):
         if _is_split(window) and window.size > 1:
             x = _pairs(x, {i: window}).sum(i + 1)
         elif window.size > 1 or window.stride > 1:
             x = functools.reduce(
                 jnp.add, [window.elements(x, i, place) for place in range(window.size)]
             )
-    return back(x).astype(dtype)
+    return _back(x, order).astype(dtype)
 
 
-class _Back(NamedTuple):
-    """Puts axes back in their places.
-
-    Attributes:
-      order: the axes of the array, in the order in which they stand.
-    """
-
-    order: tuple[int, ...]
-
-    def __call__(self, x: jax.Array) -> jax.Array:
-        return x.transpose([self.order.index(i) for i in range(x.ndim)])
+def _back(x: jax.Array, order: Sequence[int]) -> jax.Array:
+    """Put axes that stand in an order back in their places."""
+    return x.transpose([order.index(i) for i in range(x.ndim)])
 
 
 def _inner(x, windows, padding, value):
@@ -230,7 +222,7 @@ def _inner(x, windows, padding, value):
     order = tuple(range(x.ndim))
     if along and len(others) == 2 and len(along) < 3 and _is_on_cpu():
         order = (*along[:-1], others[1], along[-1], others[0])
-    return x.transpose(order), _Back(order)
+    return x.transpose(order), order
 
 
 def _is_split(window: Window) -> bool:

@@ -160,77 +160,71 @@ def scan(equation: JaxprEqn, operands: Sequence[jax.Array], body: ClosedJaxpr) -
     read = _read(rest, program.outvars)
     weights = {v: values[v] for v in of_products}
     others = {v: values[v] for v in read if v in values and v not in of_products}
-    loop = _Loop(rest, products, equation.params, of_carry, program.outvars)
-    return loop.run(weights, others, xs, list(carry))
+    return _looped(
+        rest, products, equation.params, of_carry, program.outvars, weights, others, xs, list(carry)
+    )
 
 
-class _Loop(NamedTuple):
-    """What is left of a loop.
+def _looped(equations, products, params, of_carry, results, weights, others, xs, carry):
+    """Run what is left of a loop.
 
-    Attributes:
+    Args:
       equations: the operations of a step.
       products: those that multiply the state by weights.
       params: of the ``scan``.
       of_carry: the variables of the state.
       results: the variables of the state after a step, and of the step's results.
+      weights, others, xs: {variable of the body: array}.
+      carry: the state before the first step.
     """
+    of_weights, of_others, of_xs = [*weights], [*others], [*xs]
+    weights, others, xs = ([*of.values()] for of in (weights, others, xs))
+    length, num_carry = params["length"], len(of_carry)
 
-    equations: list[JaxprEqn]
-    products: list[_Product]
-    params: dict[str, Any]
-    of_carry: Sequence[Any]
-    results: Sequence[Any]
+    def steps(weights, others, carry, xs, offsets):
+        """The loop, with an offset added to each product; also returns their operands."""
+        fixed = {**_paired(of_weights, weights), **_paired(of_others, others)}
 
-    def run(self, weights, others, xs, carry):
-        """Run the loop. The first three are {variable of the body: array}."""
-        of_weights, of_others, of_xs = [*weights], [*others], [*xs]
-        weights, others, xs = ([*of.values()] for of in (weights, others, xs))
-        length, num_carry = self.params["length"], len(self.of_carry)
+        def step(carry, x):
+            x, offsets = x
+            values = {**fixed, **_paired(of_carry, carry), **_paired(of_xs, x)}
+            met = _run(equations, values, products, offsets)
+            after = [_value(variable, values) for variable in results]
+            return after[:num_carry], (after[num_carry:], met)
 
-        def steps(weights, others, carry, xs, offsets):
-            """The loop, with an offset added to each product; also returns their operands."""
-            fixed = {**_paired(of_weights, weights), **_paired(of_others, others)}
+        carry, (ys, met) = lax.scan(
+            *(step, carry, (xs, offsets)),
+            length=length,
+            reverse=params["reverse"],
+            unroll=params["unroll"],
+        )
+        return (carry, ys), met
 
-            def step(carry, x):
-                x, offsets = x
-                values = {**fixed, **_paired(self.of_carry, carry), **_paired(of_xs, x)}
-                met = _run(self.equations, values, self.products, offsets)
-                results = [_value(variable, values) for variable in self.results]
-                return results[:num_carry], (results[num_carry:], met)
+    @jax.custom_vjp
+    def looped(weights, others, carry, xs):
+        return steps(weights, others, carry, xs, None)[0]
 
-            carry, (ys, met) = lax.scan(
-                *(step, carry, (xs, offsets)),
-                length=length,
-                reverse=self.params["reverse"],
-                unroll=self.params["unroll"],
-            )
-            return (carry, ys), met
+    def forward(weights, others, carry, xs):
+        shapes: list[Any] = [product.equation.outvars[0].aval for product in products]
+        offsets = [jnp.zeros((length, *shape.shape), shape.dtype) for shape in shapes]
+        result, back, met = jax.vjp(
+            functools.partial(steps, weights), others, carry, xs, offsets, has_aux=True
+        )
+        return result, (back, met, weights)
 
-        @jax.custom_vjp
-        def looped(weights, others, carry, xs):
-            return steps(weights, others, carry, xs, None)[0]
+    def backward(residuals, gradient):
+        back, met, weights = residuals
+        of_the_others, of_the_carry, of_the_xs, of_products = back(gradient)
+        totals = {v: jnp.zeros_like(array) for v, array in _paired(of_weights, weights).items()}
+        for product, other, to in zip(products, met, of_products, strict=True):
+            of_all = functools.partial(product.of_all_steps, other)
+            (part,) = jax.linear_transpose(of_all, totals[product.weights])(to)
+            totals[product.weights] += part
+        return [*totals.values()], of_the_others, of_the_carry, of_the_xs
 
-        def forward(weights, others, carry, xs):
-            shapes: list[Any] = [product.equation.outvars[0].aval for product in self.products]
-            offsets = [jnp.zeros((length, *shape.shape), shape.dtype) for shape in shapes]
-            result, back, met = jax.vjp(
-                functools.partial(steps, weights), others, carry, xs, offsets, has_aux=True
-            )
-            return result, (back, met, weights)
-
-        def backward(residuals, gradient):
-            back, met, weights = residuals
-            of_the_others, of_the_carry, of_the_xs, of_products = back(gradient)
-            totals = {v: jnp.zeros_like(array) for v, array in _paired(of_weights, weights).items()}
-            for product, other, to in zip(self.products, met, of_products, strict=True):
-                of_all = functools.partial(product.of_all_steps, other)
-                (part,) = jax.linear_transpose(of_all, totals[product.weights])(to)
-                totals[product.weights] += part
-            return [*totals.values()], of_the_others, of_the_carry, of_the_xs
-
-        looped.defvjp(forward, backward)
-        carry, ys = looped(weights, others, carry, xs)
-        return [*carry, *ys]
+    looped.defvjp(forward, backward)
+    carry, ys = looped(weights, others, carry, xs)
+    return [*carry, *ys]
 
 
 def _paired(names: Iterable[Any], values: Iterable[Any]) -> dict[Any, Any]:
