@@ -181,7 +181,7 @@ def _own_product(left, right, dtype):
 def _times(rows, columns, axes):
     """Compute inner products [C, K]; on accelerators part by part, which joins none in a copy."""
     if traced_for().platform == "cpu":
-        return _matrix_of_parts(rows, columns, axes)
+        return _matrix_product(_stacked(rows, axes), _stacked(columns, axes))
     return jnp.block([[_pair(part, other, axes) for other in columns] for part in rows])
 
 
@@ -250,7 +250,7 @@ def product_of_blocks(rows, columns):
     return jnp.einsum("cbl,kbl->bck", rows, columns, precision=lax.Precision.HIGHEST).sum(0)
 
 
-def matrix_product(rows, columns):
+def _matrix_product(rows, columns):
     """Compute inner products [C, K] by one matrix product in full precision."""
     rows, columns = (part.reshape(len(part), -1) for part in (rows, columns))
     return jnp.matmul(rows, columns.T, precision=lax.Precision.HIGHEST)
@@ -261,10 +261,6 @@ def _stacked(parts, axes):
     return jnp.concatenate([part if part.ndim > axes else part[None] for part in parts])
 
 
-def _matrix_of_parts(rows, columns, axes):
-    return matrix_product(_stacked(rows, axes), _stacked(columns, axes))
-
-
 def _largest(rows, axes):
     return jnp.max(jnp.abs(rows), axis=range(rows.ndim - axes, rows.ndim), initial=0)
 
@@ -272,7 +268,9 @@ def _largest(rows, axes):
 def _square(parts, scale, axes):
     """Compute scaled rows' inner products, on accelerators those of two parts once, and largest."""
     if traced_for().platform == "cpu":
-        return _matrix_square(parts, scale, axes)
+        rows = _stacked(parts, axes)
+        rows = rows * scale.reshape(-1, *[1] * axes)
+        return _matrix_product(rows, rows), _largest(rows, axes)
     rows, start = [], 0
     for part in parts:
         count = len(part) if part.ndim > axes else 1
@@ -286,13 +284,6 @@ def _square(parts, scale, axes):
             found[j, i] = found[i, j].T
     square = jnp.block([[found[i, j] for j in range(len(rows))] for i in range(len(rows))])
     return square, jnp.concatenate([_largest(part, axes).reshape(-1) for part in rows])
-
-
-def _matrix_square(parts, scale, axes):
-    """Compute scaled rows' inner products by one matrix product, and largest numbers."""
-    rows = _stacked(parts, axes)
-    rows = rows * scale.reshape(-1, *[1] * axes)
-    return matrix_product(rows, rows), _largest(rows, axes)
 
 
 def _gram(
