@@ -85,7 +85,8 @@ def save_adapters(
     if len(ranks) != 1:
         raise ValueError(f"adapters have the ranks {sorted(ranks)}; they must have one.")
     (rank,) = ranks
-    shapes, arrays = _shapes(config, list(adapters), rank), {}
+    shapes = _shapes(config, list(adapters), rank)
+    arrays: dict[str, Any] = {}
     for (path, side), stored in _table(config, list(adapters)).items():
         leaf = np.asarray(getattr(adapters[path], side))
         wanted = getattr(shapes[path], side).shape
@@ -94,8 +95,7 @@ def save_adapters(
                 f"adapters[{path!r}].{side} has the shape {leaf.shape}; it must be {wanted}, of "
                 "finite numbers."
             )
-        for name, size, make in stored.parts(leaf):
-            arrays[name] = size, make
+        arrays |= stored.parts(leaf)
     fields = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",

@@ -1,5 +1,6 @@
 """Text generation with a language model, one token at a time."""
 
+import functools
 from typing import Any
 
 import jax
@@ -80,7 +81,7 @@ def generate(
                 "token belongs to the prompt."
             )
     key = seeded(0) if key is None else key
-    found = _continued(apply, num_tokens, float(temperature), params, tokens, segments, key)
+    found = _continue(apply, num_tokens, float(temperature), params, tokens, segments, key)
     if not is_traced(found) and (found == _NO_TOKEN).any():
         row = int(jnp.argmax((found == _NO_TOKEN).any(1)))
         raise ValueError(
@@ -90,6 +91,7 @@ def generate(
     return found
 
 
+@functools.partial(jax.jit, static_argnums=(0, 1, 2))
 def _continue(
     apply: Apply,
     num_tokens: int,
@@ -119,6 +121,3 @@ def _continue(
         return tokens.at[:, length + i].set(drawn.astype(tokens.dtype))
 
     return jax.lax.fori_loop(0, num_tokens, step, whole)[:, length:]
-
-
-_continued = jax.jit(_continue, static_argnums=(0, 1, 2))

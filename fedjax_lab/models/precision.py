@@ -33,7 +33,10 @@ def mixed_precision(model: Model, dtype: Any = "bfloat16") -> Model:
     Raises:
       ValueError: ``dtype`` is neither.
     """
-    name = jnp.dtype(dtype).name if _is_dtype(dtype) else str(dtype)
+    try:
+        name = jnp.dtype(dtype).name
+    except TypeError:
+        name = str(dtype)
     if name not in COMPUTE_DTYPES:
         raise ValueError(
             f"dtype is {name}; it must be float32 or bfloat16 (float16 would need losses scaled)."
@@ -65,11 +68,3 @@ def mixed_precision(model: Model, dtype: Any = "bfloat16") -> Model:
         head=None if model.head is None else wrap(model.head),
         blocks=None if model.blocks is None else tuple(map(wrap, model.blocks)),
     )
-
-
-def _is_dtype(dtype: Any) -> bool:
-    try:
-        jnp.dtype(dtype)
-    except TypeError:
-        return False
-    return True

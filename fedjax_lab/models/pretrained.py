@@ -149,11 +149,9 @@ def save_pretrained(
         if not jnp.isfinite(leaves[path]).all():
             raise ValueError(f"params have a number at {path!r} that is not finite.")
     fields["torch_dtype"] = np.dtype(leaves["embedding"].dtype).name
-    arrays = {
-        name: (size, make)
-        for path, stored in table.items()
-        for name, size, make in stored.parts(leaves[path])
-    }
+    arrays: dict[str, Any] = {}
+    for path, stored in table.items():
+        arrays |= stored.parts(leaves[path])
     write_folder(Path(folder), fields, arrays, max_shard_bytes)
 
 

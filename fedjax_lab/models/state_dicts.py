@@ -91,7 +91,7 @@ def to_state_dict(params: Params, table: Table | None = None) -> dict[str, np.nd
         if not stored.fits(leaf.shape):
             raise ValueError(f"params have {leaf.shape} at {path!r}, which cannot be {stored}.")
         leaf = leaf.astype(np.float32) if leaf.dtype.kind == "V" else leaf
-        for name, _, make in stored.parts(leaf):
+        for name, (_, make) in stored.parts(leaf).items():
             if name in state:
                 raise ValueError(f"table has two leaves for {name!r}.")
             state[name] = make().copy()

@@ -48,8 +48,8 @@ class Stored(NamedTuple):
             return [self.name]
         return [self.name.format(layer=layer) for layer in range(shape[0])]
 
-    def parts(self, leaf: Any) -> list[tuple[str, int, Callable[[], np.ndarray]]]:
-        """Return (name, bytes, function that returns the array) of each array that stores a leaf.
+    def parts(self, leaf: Any) -> dict[str, tuple[int, Callable[[], np.ndarray]]]:
+        """Return name -> (bytes, function that returns the array), of each array of a leaf.
 
         Args:
           leaf: array [...], with the axis of layers.
@@ -60,7 +60,7 @@ class Stored(NamedTuple):
 
         names = self.names(leaf.shape)
         size = leaf.size * leaf.dtype.itemsize // max(len(names), 1)
-        return [(name, size, functools.partial(part, i)) for i, name in enumerate(names)]
+        return {name: (size, functools.partial(part, i)) for i, name in enumerate(names)}
 
     @property
     def is_stacked(self) -> bool:
