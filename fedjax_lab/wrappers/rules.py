@@ -164,13 +164,8 @@ def _by_coordinates(function: Callable[[jax.Array], jax.Array], values: jax.Arra
     return jnp.concatenate([parts[:-1].reshape(-1), parts[-1, size - missing :]])
 
 
-def squared_distances(group: PyTree, point: PyTree) -> jax.Array:
-    """Compute ||x_i - point||² over all leaves, float [S], in at least float32.
-
-    Args:
-      group: pytree [S, ...].
-      point: the same without the leading axis.
-    """
+def _squared_distances(group: PyTree, point: PyTree) -> jax.Array:
+    """Compute ||x_i - point||² over all leaves, float [S], in at least float32."""
 
     def of_leaf(x, p):
         dtype = tree.wide_dtype(x.dtype)
@@ -195,7 +190,7 @@ def krum(group: PyTree, counts: jax.Array, attackers: int, chosen: int = 1) -> j
     slots = counts.shape[0]
 
     def distances_to(i):
-        return squared_distances(group, jax.tree.map(lambda leaf: leaf[i], group))
+        return _squared_distances(group, jax.tree.map(lambda leaf: leaf[i], group))
 
     every = jnp.arange(slots)
     pairs = jax.lax.map(distances_to, every)
@@ -212,17 +207,10 @@ def krum(group: PyTree, counts: jax.Array, attackers: int, chosen: int = 1) -> j
     return tree.safe_divide(picked.astype(pairs.dtype), picked.sum(dtype=pairs.dtype))
 
 
-def weighted_median(leaf: jax.Array, weights: jax.Array) -> jax.Array:
-    """Compute the weighted median of each coordinate.
+def _weighted_median(leaf: jax.Array, weights: jax.Array) -> jax.Array:
+    """Compute the weighted median of each coordinate; 0 if no client has a weight.
 
     It is the smallest value for which this value and the smaller ones have half of the weight.
-
-    Args:
-      leaf: [S, ...].
-      weights: float [S], 0 for clients that do not count.
-
-    Returns:
-      [...]; 0 if no client counts.
     """
     half = (0.5 - 1e-6) * weights.sum()  # half, up to the rounding of a sum
 
@@ -256,19 +244,19 @@ def geometric_median(group: PyTree, weights: jax.Array, counts: jax.Array) -> ja
       counts: bool [S].
     """
     weights = jnp.where(counts, weights, 0)
-    first = jax.tree.map(lambda leaf: weighted_median(leaf, weights), group)
-    away = jnp.sqrt(squared_distances(group, first))
+    first = jax.tree.map(lambda leaf: _weighted_median(leaf, weights), group)
+    away = jnp.sqrt(_squared_distances(group, first))
     pulling = weights.astype(away.dtype)
-    least = jnp.maximum(_SMOOTHING * weighted_median(away, pulling), jnp.finfo(away.dtype).tiny)
+    least = jnp.maximum(_SMOOTHING * _weighted_median(away, pulling), jnp.finfo(away.dtype).tiny)
     eps = max(float(jnp.finfo(leaf.dtype).eps) for leaf in jax.tree.leaves(group))
 
     def norm(point):
         stacked = jax.tree.map(lambda leaf: leaf[None], point)
-        return jnp.sqrt(squared_distances(stacked, jax.tree.map(jnp.zeros_like, point))[0])
+        return jnp.sqrt(_squared_distances(stacked, jax.tree.map(jnp.zeros_like, point))[0])
 
     def step(carry):
         _, v, _, t = carry
-        distances = jnp.sqrt(squared_distances(group, v))
+        distances = jnp.sqrt(_squared_distances(group, v))
         pull = pulling / jnp.maximum(distances, least)
         new = tree.safe_divide(pull, pull.sum())
         point = tree.weighted_sum(group, new)
