@@ -259,8 +259,8 @@ def write_folder(
       FileNotFoundError: the parent folder does not exist.
       ImportError: the package safetensors is missing.
     """
-    from safetensors.numpy import save_file
-
+    needs = "writing .safetensors needs safetensors"
+    library = imported("safetensors.numpy", needs, "safetensors")
     if not folder.parent.is_dir():
         raise FileNotFoundError(f"folder is {str(folder)!r}; there is no {folder.parent}.")
     sizes = {name: size for name, (size, _) in arrays.items()}
@@ -273,7 +273,7 @@ def write_folder(
         ]
         for name, shard in zip(files, shards, strict=True):
             held = {array: np.ascontiguousarray(arrays[array][1]()) for array in shard}
-            save_file(held, scratch / name, metadata={"format": "pt"})
+            library.save_file(held, scratch / name, metadata={"format": "pt"})
             del held
         if len(shards) > 1:
             where = {
