@@ -49,7 +49,7 @@ WRAPPERS = {
 def main(arguments=None):
     """Print one Markdown table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    images = [name for name, w in WORKLOADS.items() if not w.is_text and w.algorithm == "fedavg"]
+    images = [name for name, workload in WORKLOADS.items() if not workload.is_text]
     parser.add_argument("--workloads", nargs="+", choices=images, default=["W1s", "W3"])
     parser.add_argument("--cohorts", type=int, nargs="+", default=[10, 100])
     parser.add_argument("--wrappers", nargs="+", choices=list(WRAPPERS), default=list(WRAPPERS))

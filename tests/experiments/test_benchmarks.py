@@ -11,7 +11,17 @@ import numpy as np
 import pytest
 
 from experiments.benchmarks import __main__ as benchmark
-from experiments.benchmarks import compare, gpu, latency, lowerings, memory, methods, ours, speed
+from experiments.benchmarks import (
+    compare,
+    gpu,
+    latency,
+    lowerings,
+    memory,
+    methods,
+    ours,
+    speed,
+    wrappers,
+)
 from experiments.benchmarks.workloads import WORKLOADS, flop_per_example, layers
 from fedjax_lab import models
 
@@ -226,6 +236,13 @@ def test_methods_are_set_next_to_their_gradients(small, capsys):
     methods.main(["--workload", "W3", "--methods", "fedspeed", "--rounds", "1", "--repeats", "2"])
     *_, row = capsys.readouterr().out.splitlines()
     assert row.startswith("| fedspeed | 2 | ")
+
+
+@pytest.mark.slow  # two programs
+def test_wrappers_take_turns_with_the_plain_method(small, capsys):
+    wrappers.main("--workloads W3 --cohorts 4 --wrappers dp --rounds 1 --repeats 1".split())
+    *_, row = capsys.readouterr().out.splitlines()
+    assert row.startswith("| W3 | 4 | dp | ")
 
 
 @pytest.mark.slow  # two CNNs
