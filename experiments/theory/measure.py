@@ -1,7 +1,6 @@
 """Runs of a method on a problem, and slopes on logarithmic axes."""
 
 import functools
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -14,22 +13,23 @@ SEEDS = tuple(range(1, 11))
 
 
 @functools.partial(jax.jit, static_argnames=("make", "look", "rounds", "cohort_size", "steps"))
-def trace(make, problem, seeds, *, rounds, cohort_size, steps, settings=(), look=None, most=None):
+def trace(make, problem, seeds, *, rounds, cohort_size, steps, look=None, most=None, **settings):
     """Run a method with several seeds at once; returns what ``look`` sees, [seeds, rounds, ...].
 
     Args:
-      make: (loss, *settings) -> ``Algorithm``.
+      make: (loss, **settings) -> ``Algorithm``.
       problem: a ``Separable`` or ``Logistic``.
       seeds: int32 [R]; a seed decides cohorts and noise.
       rounds: T.
       cohort_size: S.
       steps: K.
-      settings: numbers that ``make`` takes, such as rates; they may differ without compiling anew.
       look: (problem, algorithm, state, metrics of the round) -> array; None: ||grad f||^2 of the
         model before the round.
       most: the clients take between 1 and so many local steps at random; None: K.
+      **settings: numbers that ``make`` takes, such as rates; they may differ without compiling
+        anew.
     """
-    algorithm = make(problem.loss, *settings)
+    algorithm = make(problem.loss, **settings)
     round_fn = build_round(algorithm, "vmap")
 
     draw = functools.partial(batch_of, problem, cohort_size=cohort_size, steps=steps, most=most)
@@ -63,20 +63,8 @@ def squared_gradient(problem, algorithm, state):
     return jnp.sum(problem.gradient(algorithm.params(state)) ** 2)
 
 
-class Slope(NamedTuple):
-    """The slope of a line on logarithmic axes.
-
-    Attributes:
-      mean: over the seeds.
-      half_width: of its 95 % interval over the seeds (Student's t).
-    """
-
-    mean: float
-    half_width: float
-
-
 def slope(x, y):
-    """Fit log y = c + slope log x by least squares for each seed.
+    """Fit log y = c + slope log x by least squares for each seed; returns their ``Estimate``.
 
     Args:
       x: numbers above 0, [X].
@@ -84,9 +72,7 @@ def slope(x, y):
     """
     across = np.log(np.asarray(x, np.float64))
     across -= across.mean()
-    each = across @ np.log(np.asarray(y, np.float64)) / np.square(across).sum()
-    found = estimate(each)
-    return Slope(float(found.mean), float(found.half_width or 0.0))
+    return estimate(across @ np.log(np.asarray(y, np.float64)) / np.square(across).sum())
 
 
 def rounds_until(values, limit):

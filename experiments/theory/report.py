@@ -38,7 +38,7 @@ def _slope_text(x, values):
     if not np.isfinite(values).all():
         return "-"
     found = slope(x, values)
-    return f"{found.mean:.2f} ± {found.half_width:.2f}"
+    return f"{found.mean:.2f} ± {found.half_width or 0.0:.2f}"
 
 
 def draw(found, name, path):

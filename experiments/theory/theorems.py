@@ -1,7 +1,7 @@
 """One measurement for each theorem: what is run, what is predicted.
 
-A measurement returns series -> [points, seeds]. Rates are those of the theorem with L = 1, unless
-its text says otherwise.
+A measurement returns series -> [seeds] at one point. Rates are those of the theorem with L = 1,
+unless its text says otherwise.
 """
 
 import functools
@@ -27,7 +27,7 @@ class Measurement(NamedTuple):
       title: what is measured.
       axis: what x is.
       values: the points of x.
-      run: (points, seeds) -> series.
+      run: (point, seeds) -> series.
       predicted: the slope that the theorem's bound has; None: the theorem names none.
       measured: what y is.
       setting: how, in words.
@@ -37,7 +37,7 @@ class Measurement(NamedTuple):
     title: str
     axis: str
     values: Sequence[float]
-    run: Callable[[Sequence[float], Sequence[int]], Series]
+    run: Callable[[Any, Sequence[int]], Series]
     predicted: float | None
     measured: str
     setting: str
@@ -51,82 +51,42 @@ def _mean_gradient(make, problem, seeds, **how):
     return np.asarray(trace(make, problem, jnp.asarray(seeds), **how)).mean(1)
 
 
-def _each(run, values, seeds):
-    """Return series over points: ``run`` returns those of one point, [seeds] each."""
-    points = [run(value, seeds) for value in values]
-    return {name: np.stack([point[name] for point in points]) for name in points[0]}
-
-
 # --- CFedAvg
 
-
-def _compressed(loss, client_lr, server_lr, *, compressor):
-    if compressor is None:
-        return algorithms.fedavg(loss, client_lr=client_lr, server_lr=server_lr)
-    return algorithms.cfedavg(loss, client_lr=client_lr, server_lr=server_lr, compressor=compressor)
-
-
+_TEXTS = {"top-k 0.9": "top_k:0.9", "random drop 0.9": "random_drop:0.9"}
 _COMPRESSORS = {
-    "none": functools.partial(_compressed, compressor=None),
-    "top-k 0.9": functools.partial(_compressed, compressor="top_k:0.9"),
-    "random drop 0.9": functools.partial(_compressed, compressor="random_drop:0.9"),
+    "none": algorithms.fedavg,
+    **{
+        name: functools.partial(algorithms.cfedavg, compressor=text)
+        for name, text in _TEXTS.items()
+    },
+}
+_OWN_STEPS = {
+    name: functools.partial(algorithms.cfedavg, compressor=text, normalize_by_steps=True)
+    for name, text in {"none": "identity", **_TEXTS}.items()
 }
 
 
 def _corollary_4_3(seeds, clients=8, steps=4, rounds=2048):
     """Corollary 4.3: eta_L = 1 / (sqrt(T) K L), eta = sqrt(K m)."""
-    settings = (1 / (np.sqrt(rounds) * steps), np.sqrt(steps * clients))
-    how = {"rounds": rounds, "cohort_size": clients, "steps": steps, "settings": settings}
+    how = {"rounds": rounds, "cohort_size": clients, "steps": steps}
+    how |= {"client_lr": 1 / (np.sqrt(rounds) * steps), "server_lr": np.sqrt(steps * clients)}
     problem = separable(clients, 0.5)
     return {
         name: _mean_gradient(make, problem, seeds, **how) for name, make in _COMPRESSORS.items()
     }
 
 
-def cfedavg_clients(values, seeds):
-    """Measure CFedAvg over m."""
-    return _each(lambda m, seeds: _corollary_4_3(seeds, clients=m), values, seeds)
+def _corollary_4_7(rounds):
+    """Each client takes 1 to 20 local steps, new ones in every round; K_min = 1."""
+    how = {"rounds": rounds, "cohort_size": 8, "steps": 20, "most": 20}
+    return {**how, "client_lr": 1 / np.sqrt(rounds), "server_lr": np.sqrt(8)}
 
 
-def cfedavg_steps(values, seeds):
-    """Measure CFedAvg over K."""
-    return _each(lambda k, seeds: _corollary_4_3(seeds, steps=k), values, seeds)
-
-
-def cfedavg_rounds(values, seeds):
-    """Measure CFedAvg over T."""
-    return _each(lambda t, seeds: _corollary_4_3(seeds, rounds=t), values, seeds)
-
-
-def _by_own_steps(loss, client_lr, server_lr, *, compressor):
-    return algorithms.cfedavg(
-        loss,
-        client_lr=client_lr,
-        server_lr=server_lr,
-        compressor=compressor,
-        normalize_by_steps=True,
-    )
-
-
-_OWN_STEPS = {
-    "none": functools.partial(_by_own_steps, compressor="identity"),
-    "top-k 0.9": functools.partial(_by_own_steps, compressor="top_k:0.9"),
-    "random drop 0.9": functools.partial(_by_own_steps, compressor="random_drop:0.9"),
-}
-
-
-def cfedavg_unequal_steps(values, seeds):
-    """Measure CFedAvg over T; each client takes 1 to 20 local steps, new ones in every round."""
-
-    def run(rounds, seeds):
-        settings = (1 / np.sqrt(rounds), np.sqrt(8))  # Corollary 4.7, K_min = 1
-        how = {"rounds": rounds, "cohort_size": 8, "steps": 20, "most": 20, "settings": settings}
-        problem = separable(8, 0.5)
-        return {
-            name: _mean_gradient(make, problem, seeds, **how) for name, make in _OWN_STEPS.items()
-        }
-
-    return _each(run, values, seeds)
+def cfedavg_unequal_steps(rounds, seeds):
+    """Measure CFedAvg at T with different local steps."""
+    problem, how = separable(8, 0.5), _corollary_4_7(rounds)
+    return {name: _mean_gradient(make, problem, seeds, **how) for name, make in _OWN_STEPS.items()}
 
 
 def _error_and_change(problem, algorithm, state, metrics):
@@ -134,58 +94,32 @@ def _error_and_change(problem, algorithm, state, metrics):
     return jnp.stack([metrics["error_sq"], metrics["change_sq"]])
 
 
-def cfedavg_error(values, seeds):
+def cfedavg_error(rounds, seeds):
     """Measure the largest mean squared error e over the largest mean squared change u."""
-
-    def run(rounds, seeds):
-        found = {}
-        for name in ("top-k 0.9", "random drop 0.9"):
-            settings = (1 / np.sqrt(rounds), np.sqrt(8))
-            how = {"rounds": rounds, "cohort_size": 8, "steps": 20, "most": 20}
-            seen = trace(
-                _OWN_STEPS[name],
-                separable(8, 0.5),
-                jnp.asarray(seeds),
-                settings=settings,
-                look=_error_and_change,
-                **how,
-            )
-            largest = np.asarray(seen).max(1)
-            found[name] = largest[:, 0] / largest[:, 1]
-        return found
-
-    return _each(run, values, seeds)
+    problem, how = separable(8, 0.5), _corollary_4_7(rounds)
+    found = {}
+    for name in _TEXTS:
+        seen = trace(_OWN_STEPS[name], problem, jnp.asarray(seeds), look=_error_and_change, **how)
+        largest = np.asarray(seen).max(1)
+        found[name] = largest[:, 0] / largest[:, 1]
+    return found
 
 
 # --- GradMA
 
-
-def gradma(loss, client_lr, server_lr):
-    """Make GradMA with a memory of all clients."""
-    return algorithms.gradma(
-        loss,
-        client_lr=client_lr,
-        server_lr=server_lr,
-        memory_size=32,
-        server_momentum=0.5,
-        memory_decay=0.5,
-    )
+gradma = functools.partial(algorithms.gradma, memory_size=32, server_momentum=0.5, memory_decay=0.5)
 
 
-def gradma_clients(values, seeds):
-    """Measure GradMA over the cohort size S, of 32 clients."""
-
-    def run(cohort_size, seeds):
-        rounds, steps = 1024, 4
-        settings = (1 / (np.sqrt(rounds) * steps), np.sqrt(cohort_size / steps))
-        how = {"rounds": rounds, "cohort_size": cohort_size, "steps": steps, "settings": settings}
-        problem = separable(32, 0.5, noise=0.0)
-        return {
-            "GradMA": _mean_gradient(gradma, problem, seeds, **how),
-            "FedAvg": _mean_gradient(_COMPRESSORS["none"], problem, seeds, **how),
-        }
-
-    return _each(run, values, seeds)
+def gradma_clients(cohort_size, seeds):
+    """Measure GradMA at the cohort size S, of 32 clients."""
+    rounds, steps = 1024, 4
+    how = {"rounds": rounds, "cohort_size": cohort_size, "steps": steps}
+    how |= {"client_lr": 1 / (np.sqrt(rounds) * steps), "server_lr": np.sqrt(cohort_size / steps)}
+    problem = separable(32, 0.5, noise=0.0)
+    return {
+        "GradMA": _mean_gradient(gradma, problem, seeds, **how),
+        "FedAvg": _mean_gradient(algorithms.fedavg, problem, seeds, **how),
+    }
 
 
 # --- FAFED
@@ -201,55 +135,34 @@ def _momentum(t):
     return jnp.minimum(1.0, 4.0 * (_FALLING + t) ** (-2 / 3))
 
 
-def _fafed(loss):
-    return algorithms.fafed(
-        loss,
-        client_lr=_root_rate,
-        momentum=_momentum,
-        second_moment_decay=0.9,
-        stability=1.0,
-    )
+_stem = functools.partial(algorithms.stem, client_lr=_root_rate, momentum=_momentum)
+_fafed = functools.partial(
+    algorithms.fafed,
+    client_lr=_root_rate,
+    momentum=_momentum,
+    second_moment_decay=0.9,
+    stability=1.0,
+)
 
 
-def _stem(loss):
-    return algorithms.stem(loss, client_lr=_root_rate, momentum=_momentum)
-
-
-def _fedavg(loss, client_lr):
-    return algorithms.fedavg(loss, client_lr=client_lr)
-
-
-def fafed_steps(values, seeds):
-    """Measure FAFED, STEM and FedAvg over the steps T = 16 q^3, with 4 clients and q a round."""
-
-    def run(total, seeds):
-        steps = round((total / 16) ** (1 / 3))
-        how = {"rounds": int(total) // steps, "cohort_size": 4, "steps": steps}
-        problem = separable(4, 0.5)
-        return {
-            "FAFED": _mean_gradient(_fafed, problem, seeds, **how),
-            "STEM": _mean_gradient(_stem, problem, seeds, **how),
-            "FedAvg": _mean_gradient(
-                _fedavg, problem, seeds, **how, settings=(2 / np.sqrt(total),)
-            ),
-        }
-
-    return _each(run, values, seeds)
+def fafed_steps(total, seeds):
+    """Measure FAFED, STEM and FedAvg at the steps T = 16 q^3, with 4 clients and q a round."""
+    steps = round((total / 16) ** (1 / 3))
+    how = {"rounds": int(total) // steps, "cohort_size": 4, "steps": steps}
+    problem = separable(4, 0.5)
+    return {
+        "FAFED": _mean_gradient(_fafed, problem, seeds, **how),
+        "STEM": _mean_gradient(_stem, problem, seeds, **how),
+        "FedAvg": _mean_gradient(
+            algorithms.fedavg, problem, seeds, **how, client_lr=2 / np.sqrt(total)
+        ),
+    }
 
 
 # --- FedSWA and FedMoSWA
 
-
-def _fedmoswa(loss, client_lr, server_lr):
-    how = {"client_lr": client_lr, "server_lr": server_lr, "final_lr_ratio": _FINAL_LR_RATIO}
-    return algorithms.fedmoswa(loss, **how)
-
-
-def _scaffold(loss, client_lr, server_lr):
-    return algorithms.scaffold(loss, client_lr=client_lr, server_lr=server_lr)
-
-
 _FINAL_LR_RATIO = 0.1  # FedMoSWA's rho
+_fedmoswa = functools.partial(algorithms.fedmoswa, final_lr_ratio=_FINAL_LR_RATIO)
 
 
 def _theorem_5_2(seeds, cohort_size=8, steps=4, rounds=2048):
@@ -261,46 +174,22 @@ def _theorem_5_2(seeds, cohort_size=8, steps=4, rounds=2048):
     mean_share = 1 - (1 - _FINAL_LR_RATIO) * (steps - 1) / (2 * steps)
     methods = {
         "FedMoSWA": (_fedmoswa, client_lr / mean_share),
-        "SCAFFOLD": (_scaffold, client_lr),
-        "FedAvg": (_COMPRESSORS["none"], client_lr),
+        "SCAFFOLD": (algorithms.scaffold, client_lr),
+        "FedAvg": (algorithms.fedavg, client_lr),
     }
-    how = {"rounds": rounds, "cohort_size": cohort_size, "steps": steps}
+    how = {"rounds": rounds, "cohort_size": cohort_size, "steps": steps, "server_lr": server_lr}
     return {
-        name: _mean_gradient(make, separable(32, 0.5), seeds, **how, settings=(lr, server_lr))
+        name: _mean_gradient(make, separable(32, 0.5), seeds, **how, client_lr=lr)
         for name, (make, lr) in methods.items()
     }
 
 
-def fedmoswa_rounds(values, seeds):
-    """Measure FedMoSWA over T."""
-    return _each(lambda t, seeds: _theorem_5_2(seeds, rounds=t), values, seeds)
-
-
-def fedmoswa_clients(values, seeds):
-    """Measure FedMoSWA over the cohort size s."""
-    return _each(lambda s, seeds: _theorem_5_2(seeds, cohort_size=s), values, seeds)
-
-
 _NUM_REPLACED = 24
-
-
-def _fedsam(loss, client_lr):
-    return algorithms.fedsam(loss, client_lr=client_lr, perturbation_radius=0.05)
-
-
-def _fedswa_at(loss, client_lr):
-    return algorithms.fedswa(loss, client_lr=client_lr)
-
-
-def _fedmoswa_at(loss, client_lr):
-    return algorithms.fedmoswa(loss, client_lr=client_lr, control_update="I")
-
-
 _STABLE = {
-    "FedAvg": _fedavg,
-    "FedSAM": _fedsam,
-    "FedSWA": _fedswa_at,
-    "FedMoSWA": _fedmoswa_at,
+    "FedAvg": algorithms.fedavg,
+    "FedSAM": functools.partial(algorithms.fedsam, perturbation_radius=0.05),
+    "FedSWA": algorithms.fedswa,
+    "FedMoSWA": functools.partial(algorithms.fedmoswa, control_update="I"),
 }
 
 
@@ -340,7 +229,7 @@ def stability(heterogeneity, rounds, seeds, methods=_STABLE):
     found = {name: [] for name in methods}
     for seed in seeds:
         x, y = data_sets(heterogeneity, seed)
-        how = {"rounds": rounds, "cohort_size": x.shape[1], "steps": 5, "settings": (0.5,)}
+        how = {"rounds": rounds, "cohort_size": x.shape[1], "steps": 5, "client_lr": 0.5}
         for name, make in methods.items():
 
             def last(x, y, make=make, how=how, seed=seed):
@@ -351,55 +240,23 @@ def stability(heterogeneity, rounds, seeds, methods=_STABLE):
     return {name: np.asarray(values) for name, values in found.items()}
 
 
-def stability_rounds(values, seeds):
-    """Measure the distance over T, with clients of different models."""
-    return _each(lambda rounds, seeds: stability(1.0, rounds, seeds), values, seeds)
-
-
-def stability_heterogeneity(values, seeds):
-    """Measure the distance over the heterogeneity of the clients."""
-    return _each(lambda spread, seeds: stability(spread, 64, seeds), values, seeds)
-
-
 # --- FedSpeed
 
 _PROX = 4.0  # 1 / lambda
+_SPEED = {"prox_weight": _PROX, "normalize_perturbation": False}
+_fedspeed = functools.partial(algorithms.fedspeed, **_SPEED)
+_fedspeed_ing = functools.partial(algorithms.fedspeed_ing, **_SPEED, inertia=0.5)
 
 
-def _fedspeed(loss, client_lr, radius, **more):
-    factory = algorithms.fedspeed_ing if more else algorithms.fedspeed
-    return factory(
-        loss,
-        client_lr=client_lr,
-        prox_weight=_PROX,
-        perturbation_radius=radius,
-        normalize_perturbation=False,
-        **more,
-    )
-
-
-_fedspeed_ing = functools.partial(_fedspeed, inertia=0.5)
-
-
-def _fedavg_beside(loss, client_lr, radius):
-    del radius
-    return algorithms.fedavg(loss, client_lr=client_lr)
-
-
-def fedspeed_rounds(values, seeds):
-    """Measure FedSpeed over T with K = T local steps, eta_l = lambda / K and r = 0.3 / sqrt(T)."""
-
-    def run(rounds, seeds):
-        settings = (1 / (_PROX * rounds), 0.3 / np.sqrt(rounds))
-        how = {"rounds": rounds, "cohort_size": 8, "steps": rounds, "settings": settings}
-        problem = separable(8, 0.5)
-        return {
-            "FedSpeed": _mean_gradient(_fedspeed, problem, seeds, **how),
-            "FedSpeed-Ing": _mean_gradient(_fedspeed_ing, problem, seeds, **how),
-            "FedAvg": _mean_gradient(_fedavg_beside, problem, seeds, **how),
-        }
-
-    return _each(run, values, seeds)
+def fedspeed_rounds(rounds, seeds):
+    """Measure FedSpeed at T with K = T local steps, eta_l = lambda / K and r = 0.3 / sqrt(T)."""
+    how = {"rounds": rounds, "cohort_size": 8, "steps": rounds, "client_lr": 1 / (_PROX * rounds)}
+    problem, radius = separable(8, 0.5), {"perturbation_radius": 0.3 / np.sqrt(rounds)}
+    return {
+        "FedSpeed": _mean_gradient(_fedspeed, problem, seeds, **how, **radius),
+        "FedSpeed-Ing": _mean_gradient(_fedspeed_ing, problem, seeds, **how, **radius),
+        "FedAvg": _mean_gradient(algorithms.fedavg, problem, seeds, **how),
+    }
 
 
 # --- SCAFFOLD
@@ -409,33 +266,22 @@ _TARGET = 1e-3
 _AT_MOST = 1500
 
 
-def _scaffold_at(loss, client_lr):
-    return algorithms.scaffold(loss, client_lr=client_lr)
-
-
-def heterogeneity_rounds(values, seeds):
+def heterogeneity_rounds(spread, seeds):
     """Measure the rounds until ||grad f||^2 stays below 1e-3, with each method's best rate."""
+    how = {"rounds": _AT_MOST, "cohort_size": 8, "steps": 10}
+    found = {}
+    for name, make in (("SCAFFOLD", algorithms.scaffold), ("FedAvg", algorithms.fedavg)):
+        per_seed = []
+        for seed in seeds:  # of the problem; there is no noise
+            problem = separable(8, spread, seed=seed, noise=0.0, is_convex=True)
 
-    def run(spread, seeds):
-        how = {"rounds": _AT_MOST, "cohort_size": 8, "steps": 10}
-        found = {}
-        for name, make in (("SCAFFOLD", _scaffold_at), ("FedAvg", _fedavg)):
-            per_seed = []
-            for seed in seeds:  # of the problem; there is no noise
-                problem = separable(8, spread, seed=seed, noise=0.0, is_convex=True)
-                traces = _over_rates(make, problem, how)
-                per_seed.append(min(rounds_until(values, _TARGET) for values in traces))
-            found[name] = np.asarray(per_seed)
-        return found
+            def one(rate, make=make, problem=problem):
+                return trace(make, problem, jnp.zeros(1, jnp.int32), client_lr=rate, **how)[0]
 
-    return _each(run, values, seeds)
-
-
-def _over_rates(make, problem, how):
-    def one(rate):
-        return trace(make, problem, jnp.zeros(1, jnp.int32), settings=(rate,), **how)[0]
-
-    return np.asarray(jax.vmap(one)(jnp.asarray(_RATES)))
+            traces = np.asarray(jax.vmap(one)(jnp.asarray(_RATES)))
+            per_seed.append(min(rounds_until(values, _TARGET) for values in traces))
+        found[name] = np.asarray(per_seed)
+    return found
 
 
 MEASUREMENTS: dict[str, Measurement] = {
@@ -444,7 +290,7 @@ MEASUREMENTS: dict[str, Measurement] = {
         "Speed-up in the number of clients",
         "clients m",
         (2, 4, 8, 16, 32),
-        cfedavg_clients,
+        lambda m, seeds: _corollary_4_3(seeds, clients=m),
         -0.5,
         _GRADIENT,
         "K = 4, T = 2,048, all m clients in every round",
@@ -454,7 +300,7 @@ MEASUREMENTS: dict[str, Measurement] = {
         "Speed-up in the local steps",
         "local steps K",
         (1, 2, 4, 8, 16),
-        cfedavg_steps,
+        lambda k, seeds: _corollary_4_3(seeds, steps=k),
         -0.5,
         _GRADIENT,
         "m = 8, T = 2,048",
@@ -464,7 +310,7 @@ MEASUREMENTS: dict[str, Measurement] = {
         "Rate in the rounds",
         "rounds T",
         (256, 512, 1024, 2048, 4096),
-        cfedavg_rounds,
+        lambda t, seeds: _corollary_4_3(seeds, rounds=t),
         -0.5,
         _GRADIENT,
         "m = 8, K = 4",
@@ -516,7 +362,7 @@ MEASUREMENTS: dict[str, Measurement] = {
         "Rate in the rounds",
         "rounds T",
         (256, 512, 1024, 2048, 4096),
-        fedmoswa_rounds,
+        lambda t, seeds: _theorem_5_2(seeds, rounds=t),
         -0.5,
         _GRADIENT,
         "8 of 32 clients, K = 4, rates as of CFedAvg's corollary; FedMoSWA's falls within a round, "
@@ -527,7 +373,7 @@ MEASUREMENTS: dict[str, Measurement] = {
         "Speed-up in the cohort size",
         "cohort size s",
         (2, 4, 8, 16, 32),
-        fedmoswa_clients,
+        lambda s, seeds: _theorem_5_2(seeds, cohort_size=s),
         -0.5,
         _GRADIENT,
         "32 clients, K = 4, T = 2,048",
@@ -537,7 +383,7 @@ MEASUREMENTS: dict[str, Measurement] = {
         "Distance of two runs that differ in one example",
         "rounds T",
         (4, 8, 16, 32, 64, 128),
-        stability_rounds,
+        lambda rounds, seeds: stability(1.0, rounds, seeds),
         None,
         "distance of the two models, mean over 24 replaced examples",
         "logistic regression, 10 clients of 20 examples, K = 5, eta_l = 0.5, true models of the "
@@ -548,7 +394,7 @@ MEASUREMENTS: dict[str, Measurement] = {
         "The same distance over the heterogeneity",
         "spread of the clients' true models",
         (0.125, 0.25, 0.5, 1.0, 2.0, 4.0),
-        stability_heterogeneity,
+        lambda spread, seeds: stability(spread, 64, seeds),
         None,
         "distance of the two models, mean over 24 replaced examples",
         "as above, T = 64",
@@ -585,8 +431,11 @@ def measure(name: str, values: Sequence[float], seeds: Sequence[int] = SEEDS) ->
       values: the points of x.
       seeds: seeds.
     """
-    found = MEASUREMENTS[name].run(values, seeds)
+    points = [MEASUREMENTS[name].run(value, seeds) for value in values]
     return {
         "x": [float(value) for value in values],
-        "y": {series: np.asarray(y, np.float64).tolist() for series, y in found.items()},
+        "y": {
+            series: [np.asarray(point[series], np.float64).tolist() for point in points]
+            for series in points[0]
+        },
     }
