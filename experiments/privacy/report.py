@@ -59,7 +59,7 @@ def draw(kept, path):
         axes.errorbar(
             [p + 0.06 * (shift - 2) for p in places],
             [e.mean for e in found],
-            yerr=[0.0 if math.isnan(e.half_width) else e.half_width for e in found],
+            yerr=[e.half_width or 0.0 for e in found],  # one seed has no interval
             marker="o",
             capsize=3,
             label=name,

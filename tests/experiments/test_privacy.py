@@ -40,6 +40,13 @@ def test_the_page(tmp_path):
     assert (tmp_path / "figure.svg").stat().st_size > 1000
 
 
+def test_one_seed_is_drawn_without_an_interval(tmp_path):
+    pytest.importorskip("matplotlib")
+    cells = {e: {**cell, "accuracy": {"0": 80.0}} for e, cell in KEPT["FedAvg"].items()}
+    report.draw({"FedAvg": cells}, tmp_path / "figure.svg")
+    assert "| 2 | 80.00 |" in report.page({"FedAvg": cells})
+
+
 def test_an_interrupted_sweep_is_not_kept(monkeypatch, tmp_path):
     """Its accuracies would be of the rounds that it has."""
     monkeypatch.setattr(command, "KEPT", tmp_path / "results" / "privacy.json")
