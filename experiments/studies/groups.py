@@ -1,7 +1,7 @@
 """A study's results, as they are kept, as groups of runs: what tables and claims are made of."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ def groups_of(study: Any, result: Mapping[str, Any]) -> dict[str, list[Group]]:
     names += [name for name in result["columns"] if name not in names]
     groups = {
         name: [
-            _group(method, cell, result["columns"][name]["settings"].get("rounds"))
+            _group(method, cell, result["columns"][name]["settings"]["rounds"])
             for method in study.methods
             if (cell := result["columns"][name]["methods"].get(method))
         ]
@@ -33,7 +33,7 @@ def is_drawn_as_today(cell: Mapping[str, Any]) -> bool:
     Args:
       cell: a stored cell.
     """
-    version = (cell.get("code") or {}).get("fedjax_lab", "0.4.0")
+    version = cell["code"]["fedjax_lab"]
     # Its development version still drew those of 0.3.0.
     return version >= "0.4.0" and version != "0.4.0.dev0"
 
@@ -65,7 +65,7 @@ def difference(one: Group, other: Group, measure: Callable[[Run], float]) -> Est
     return Estimate(means[0] - means[1], standard_errors(n) * math.sqrt(total), n)
 
 
-def _group(method: str, cell: Mapping[str, Any], rounds: int | None) -> Group:
+def _group(method: str, cell: Mapping[str, Any], rounds: int) -> Group:
     drawn = is_drawn_as_today(cell)
     runs = [
         Run(
@@ -73,23 +73,20 @@ def _group(method: str, cell: Mapping[str, Any], rounds: int | None) -> Group:
             algorithm=method,
             seed=run["seed"],
             settings={},
-            rows=_rows(run["curves"]),
+            rows=[
+                with_own(dict(zip(run["curves"], row, strict=True)))
+                for row in zip(*run["curves"].values(), strict=True)
+            ],
             config={
-                "rounds": rounds or run["curves"]["round"][-1],
+                "rounds": rounds,
                 # Runs that were drawn otherwise are no pair.
-                "partition": {"hash": (run.get("partition_hash"), drawn)},
+                "partition": {"hash": (run["partition_hash"], drawn)},
                 "drawn": drawn,
             },
-            summary=run.get("summary") or {},
+            summary=run["summary"],
             partition={},
-            landscape=run.get("landscape") or {},
+            landscape=run["landscape"] or {},
         )
         for run in cell["runs"]
     ]
     return Group(method, runs, "")
-
-
-def _rows(curves: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
-    """A row per evaluation, as a run directory has them."""
-    rows = zip(*curves.values(), strict=True)
-    return [with_own(dict(zip(curves, row, strict=True))) for row in rows]

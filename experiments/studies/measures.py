@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from fedjax_lab.report.runs import Run
 from fedjax_lab.report.sections import tail_of
-from fedjax_lab.report.statistics import mean, number, reach
+from fedjax_lab.report.statistics import best, lowest, mean, number, reach
 
 
 class Measure(NamedTuple):
@@ -32,8 +32,7 @@ def _is_whole(run: Run) -> bool:
 
 def top(run: Run) -> float:
     """Return a run's top accuracy in percent; NaN if the run did not reach its last round."""
-    values = [v for v in run.values("accuracy") if not math.isnan(v)]
-    return 100 * max(values, default=math.nan) if _is_whole(run) else math.nan
+    return 100 * best(run.values("accuracy")) if _is_whole(run) else math.nan
 
 
 def tail(run: Run) -> float:
@@ -51,8 +50,7 @@ def _lost(run: Run) -> float:
 
 
 def _lowest_perplexity(run: Run) -> float:
-    values = [v for v in run.values("perplexity") if not math.isnan(v)]
-    return -min(values, default=math.nan) if _is_whole(run) else math.nan
+    return -lowest(run.values("perplexity")) if _is_whole(run) else math.nan
 
 
 def flatness(run: Run) -> float:

@@ -242,7 +242,7 @@ def _table(place: str, studies: Sequence[Any], folder: Path) -> Table:
     since = [each.removeprefix("since ") for each in more if each.startswith("since ")]
     return Table(
         groups_of_way(columns, result, column, way),
-        (result["columns"][column + way].get("paper") or {}).get("accuracy") or {},
+        result["columns"][column + way]["paper"].get("accuracy", {}),
         {name: cell["chosen"] for name, cell in result["columns"][column + way]["methods"].items()},
         groups_of_way(columns, result, since[0], way) if since else None,
     )

@@ -7,7 +7,6 @@ against a hyper-parameter.
 
 import json
 import math
-import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -21,6 +20,7 @@ from experiments.studies.claims import Judged, claims_section
 from experiments.studies.groups import groups_of, is_drawn_as_today
 from experiments.studies.measures import flatness
 from experiments.studies.numbers import DISCUSSION, RESULTS, filled
+from experiments.studies.runs import slug
 from fedjax_lab.estimates import NOTHING, estimate, format_estimate
 from fedjax_lab.markdown import markdown_table
 from fedjax_lab.report.curves import (
@@ -129,7 +129,7 @@ def study_section(study: Any, result: Mapping[str, Any], folder: Path, prefix: s
         parts.append(show_figures([(f"{prefix}{name}.png", caption)]))
 
     for name, groups in columns.items():
-        file = re.sub(r"[^\w.+-]+", "_", name)
+        file = slug(name)
         parts += [f"### {name}", _column_tables(study, result["columns"][name], groups)]
         if len(shown) > MOST_CURVES:
             caption = f"{name}: top accuracy, mean and 95 % interval; ticks are the seeds."
@@ -153,21 +153,13 @@ def study_section(study: Any, result: Mapping[str, Any], folder: Path, prefix: s
     if len(shown) <= MOST_CURVES:
         for figure, name, caption in _diagnostics(columns, styles):
             show(figure, name, caption)
-    histograms = {name: result["columns"][name].get("label_histogram") for name in columns}
+    histograms = {name: result["columns"][name]["label_histogram"] for name in columns}
     skewed = max(columns, key=lambda name: _skew(histograms[name]))
     if histograms[skewed]:
         seed = columns[skewed][0].runs[0].seed
         caption = f"Who holds which labels: {skewed}, seed {seed}."
         show(partition_figure(histograms[skewed]), "partition", caption)
     return "\n\n".join(parts)
-
-
-def table(study: Any, result: Mapping[str, Any]) -> str:
-    """Markdown: the tables of every column."""
-    parts = []
-    for name, groups in groups_of(study, result).items():
-        parts += [f"### {name}", _column_tables(study, result["columns"][name], groups)]
-    return "\n\n".join(parts) + "\n"
 
 
 def _skew(histogram: Any) -> float:
@@ -188,35 +180,30 @@ def _styles(study: Any, shown: Sequence[str]) -> Styles:
 
 
 def _setting(study: Any, result: Mapping[str, Any]) -> str:
-    declared = result.get("declared") or {}
-    seconds = [cell["seconds"] for cell in _cells(result) if cell.get("seconds") is not None]
+    declared, cells = result["declared"], _cells(result)
     command = f"`python -m experiments.{study.paper} {study.short} --scale {result['scale']}`"
-    lines = [f"Command: {command}{_older(result)}"]
-    if seconds:
-        lines.append(f"Time: {_minutes(sum(seconds))}, compilation and tuning included")
-    if declared.get("hardware"):
-        lines.append(f"Hardware: {declared['hardware']}")
-    seeds = sorted({run["seed"] for cell in _cells(result) for run in cell["runs"]})
-    lines.append(
+    seconds = sum(cell["seconds"] for cell in cells)
+    seeds = sorted({run["seed"] for cell in cells for run in cell["runs"]})
+    lines = [
+        f"Command: {command}{_older(cells)}",
+        f"Time: {_minutes(seconds)}, compilation and tuning included",
+        f"Hardware: {declared['hardware']}",
         f"Seeds: {', '.join(map(str, seeds))}; each has its own partition, first model, cohorts "
-        "and mini-batches, the same for all methods"
-    )
-    lines.append(f"Tuning: {_tuning(result, declared)}")
-    versions = result.get("versions") or []
-    for one in [versions] if isinstance(versions, Mapping) else versions:
+        "and mini-batches, the same for all methods",
+        f"Tuning: {_tuning(result)}",
+    ]
+    for one in result["versions"]:
         shown = ", ".join(f"{name} {version}" for name, version in sorted(one.items()))
         lines.append(f"Versions: {shown}")
-    lines += _code(result)
-    return "\n".join(f"- {line}." for line in lines)
+    return "\n".join(f"- {line}." for line in [*lines, _code(cells)])
 
 
 def _cells(result: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     return [cell for c in result["columns"].values() for cell in c["methods"].values()]
 
 
-def _older(result: Mapping[str, Any]) -> str:
+def _older(cells: Sequence[Mapping[str, Any]]) -> str:
     """Say how many cells the command does not repeat."""
-    cells = _cells(result)
     older = sum(not is_drawn_as_today(cell) for cell in cells)
     if not older:
         return ""
@@ -227,37 +214,25 @@ def _older(result: Mapping[str, Any]) -> str:
     )
 
 
-def _code(result: Mapping[str, Any]) -> list[str]:
+def _code(cells: Sequence[Mapping[str, Any]]) -> str:
     """Which version made the cells, and how many are compared with today's code."""
-    cells = _cells(result)
-    codes = [cell["code"] for cell in cells if cell.get("code")]
-    if not codes:
-        return []
+    codes = [cell["code"] for cell in cells]
     made = Counter(code["fedjax_lab"] for code in codes)
     text = ", ".join(f"{count} by {version}" for version, count in sorted(made.items()))
     compared = sum(code["fingerprint"] is not None for code in codes)
     same = f"{compared} have a fingerprint by which tests compare their method with today's code"
-    return [f"Cells made: {text}; {same}"]
+    return f"Cells made: {text}; {same}"
 
 
-def _tuning(result: Mapping[str, Any], declared: Mapping[str, Any]) -> str:
-    tried = [len((cell.get("tuning") or {}).get("tried") or {}) for cell in _cells(result)]
-    if not any(tried):
+def _tuning(result: Mapping[str, Any]) -> str:
+    tried = sum(len(cell["tuning"]["tried"]) for cell in _cells(result))
+    if not tried:
         return "none"
-    held_out = declared.get("held_out")
-    text = f"{sum(tried):,} points in all, with another seed"
-    if held_out:
-        text += f", on {held_out:,} held-out training images"
-    rounds = sorted(
-        {
-            column["tuning_rounds"]
-            for column in result["columns"].values()
-            if column.get("tuning_rounds")
-        }
-    )
-    if rounds:
-        text += f", for {' or '.join(f'{n:,}' for n in rounds)} rounds"
-    if declared.get("finalists", 1) > 1:
+    declared, columns = result["declared"], result["columns"].values()
+    rounds = sorted({column["tuning_rounds"] for column in columns})
+    text = f"{tried:,} points in all, with another seed, on {declared['held_out']:,} held-out "
+    text += f"training images, for {' or '.join(f'{n:,}' for n in rounds)} rounds"
+    if declared["finalists"] > 1:
         text += f"; the best {declared['finalists']} of a method once more for all rounds"
     return text
 
@@ -268,12 +243,12 @@ def _minutes(seconds: float) -> str:
 
 def _column_tables(study: Any, column: Mapping[str, Any], groups: Sequence[Group]) -> str:
     """A column's comparison, what it costs to reach the target, and what tuning chose."""
-    paper = column.get("paper") or {}
+    paper = column["paper"]
     target = default_target(groups)
     parts = []
-    if column.get("published"):
+    if column["published"]:
         parts.append(f"As published: {column['published']}'s way where a method has one.")
-    if paper.get("source"):
+    if paper:
         parts.append(f"The paper's numbers: {paper['source']}.")
     parts.append(markdown_table(_with_paper(study, accuracy_table(groups, top), paper, groups)))
     if any(worst_residual(run) for group in groups for run in group.runs):
@@ -334,21 +309,18 @@ def _chosen_table(column: Mapping[str, Any], groups: Sequence[Group]) -> list[li
     rows = [["method", "points tried", "minutes", "chosen"]]
     for group in groups:
         cell = column["methods"][group.label]
-        tried = len((cell.get("tuning") or {}).get("tried") or {})
-        seconds = cell.get("seconds")
-        minutes = NOTHING if seconds is None else f"{seconds / 60:.1f}"
-        points = [json.loads(key) for key in (cell.get("tuning") or {}).get("tried") or {}]
+        points = [json.loads(key) for key in cell["tuning"]["tried"]]
         chosen = ", ".join(
-            f"{n} {_plain(v)}{_edge(n, v, points)}"
-            for n, v in sorted((cell["chosen"] or {}).items())
+            f"{n} {_plain(v)}{_edge(n, v, points)}" for n, v in sorted(cell["chosen"].items())
         )
-        rows.append([group.label, str(tried) if tried else NOTHING, minutes, chosen or NOTHING])
+        minutes = f"{cell['seconds'] / 60:.1f}"
+        rows.append([group.label, str(len(points) or NOTHING), minutes, chosen or NOTHING])
     return rows
 
 
 def _edge(name: str, value: Any, points: Sequence[Mapping[str, Any]]) -> str:
     """A mark for a learning rate at an end of its grid."""
-    tried = sorted({p[name] for p in points if isinstance(p, Mapping) and name in p})
+    tried = sorted({point[name] for point in points})
     if not name.endswith("_lr") or len(tried) < 3 or value not in (tried[0], tried[-1]):
         return ""
     return " (largest)" if value == tried[-1] else " (smallest)"

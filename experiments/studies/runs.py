@@ -361,7 +361,7 @@ def with_kept(
     for name, before in kept["columns"].items():
         declared = found["declared"]["columns"].get(name, {})
         conditions = ("settings", "tuning_rounds", "published", "override")
-        if any((before.get(key) or None) != (declared.get(key) or None) for key in conditions):
+        if any(before[key] != declared.get(key) for key in conditions):
             continue
         now = columns.get(name, before)
         new = {

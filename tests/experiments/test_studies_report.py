@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from experiments.studies.report import study_section, table, write_results
+from experiments.studies.report import study_section, write_results
 
 
 def method(algorithm="fedavg", at=None, style=None):
@@ -38,16 +38,24 @@ def run(seed, accuracies, up=1e6, old=False, landscape=None, **more):
         rows = [{**r, **more, "gradients": 10 * r["round"], "seconds": 0.5} for r in rows]
     summary = {} if old else {"worst_10_percent_accuracy": 0.25}
     curves = {name: [row[name] for row in rows] for name in rows[0]}
-    return {"seed": seed, "curves": curves, "summary": summary, "landscape": landscape}
+    about = {"summary": summary, "landscape": landscape, "partition_hash": "0"}
+    return {"seed": seed, "curves": curves, **about}
 
 
 def cell(*runs, tried=2):
+    points = [{"client_lr": 0.3 / (i + 1), "server_lr": 1.0} for i in range(tried)]
     return {
         "chosen": {"server_lr": 1.0, "client_lr": 0.3},
-        "tuning": {"tried": {str(i): None for i in range(tried)}, "finalists": {}},
+        "tuning": {"tried": {json.dumps(point): None for point in points}, "finalists": {}},
         "seconds": 90.0,
+        "code": {"fedjax_lab": "0.4.0", "fingerprint": None},
         "runs": list(runs),
     }
+
+
+def last_round(methods):
+    runs = [run for each in methods.values() for run in each["runs"]]
+    return max((run["curves"]["round"][-1] for run in runs), default=0)
 
 
 def make_result(columns, paper=None):
@@ -58,8 +66,9 @@ def make_result(columns, paper=None):
         "versions": [{"jax": "1"}, {"jax": "2"}],
         "columns": {
             name: {
-                "settings": {},
+                "settings": {"rounds": last_round(methods)},
                 "tuning_rounds": 40,
+                "published": "",
                 "paper": paper or {},
                 "label_histogram": [[3, 1], [0, 4]],
                 "methods": methods,
@@ -89,11 +98,12 @@ PAPER = {
 }
 
 
-def test_tables_by_hand():
+def test_tables_by_hand(tmp_path):
     study = make_study({"fast": method(), "slow": method("scaffold"), "never run": method()})
     fast = cell(*(run(i, row) for i, row in enumerate(FAST)))
     slow = cell(*(run(i, row, up=1e5, old=True) for i, row in enumerate(SLOW)), tried=0)
-    text = table(study, make_result({"first": {"slow": slow, "fast": fast}}, PAPER))
+    result = make_result({"first": {"slow": slow, "fast": fast}}, PAPER)
+    text = study_section(study, result, tmp_path, "")
     accuracy, cost, chosen = cells(text)
 
     def shown(values):
