@@ -100,15 +100,6 @@ def store(folder: Path, task: str, cell: Mapping[str, Any]) -> None:
     write_text(path, f"{{\n{lines}\n}}\n")
 
 
-def seeds_of(task: Task, scale: Scale) -> tuple[int, ...]:
-    """Return the seeds of the final runs.
-
-    Args:
-      task, scale: of a cell.
-    """
-    return task.seeds or scale.seeds
-
-
 def declared(task: Task, method: Method, scale: Scale) -> dict[str, Any]:
     """Return what decides the numbers of a cell, as JSON has it.
 
@@ -210,7 +201,7 @@ def final_runs(
     Raises:
       KeyboardInterrupt: Ctrl-C ended the runs early.
     """
-    seeds = seeds_of(task, scale)
+    seeds = task.seeds or scale.seeds
     result = sweep(
         build,
         problem.params,

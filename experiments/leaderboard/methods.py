@@ -55,8 +55,7 @@ class Method:
         Args:
           task: may move the range of the client learning rate.
         """
-        takes = inspect.signature(find("algorithm", self.factory)).parameters
-        shared = {name: axis for name, axis in SPACE.items() if name in takes}
+        shared = {name: axis for name, axis in SPACE.items() if name in self.takes}
         merged = {**shared, **self.space}
         axes = {n: axis for n, axis in merged.items() if axis is not None and n not in self.fixed}
         if task is not None and task.rate_factor != 1.0 and not self.adapts_steps:
@@ -70,14 +69,8 @@ class Method:
         Args:
           num_clients: number of clients.
         """
-        takes = inspect.signature(find("algorithm", self.factory)).parameters
-        slots = {"memory_size": num_clients} if "memory_size" in takes else {}
+        slots = {"memory_size": num_clients} if "memory_size" in self.takes else {}
         return {**slots, **self.fixed}
-
-    @property
-    def is_compressed(self) -> bool:
-        """Whether the method itself compresses its messages."""
-        return "compressor" in self.fixed
 
     def build(self, task: Task, problem: Problem, **point: Any) -> Algorithm:
         """Build the method at a point.
@@ -96,14 +89,19 @@ class Method:
             more["client_lr"] = lambda round: rate * task.decay ** (round / task.rounds)
             point = {name: value for name, value in point.items() if name != "client_lr"}
         algorithm = factory(subject, **more, **point)
-        if task.compressor is None or self.is_compressed:
+        if task.compressor is None or "compressor" in self.fixed:  # it compresses by itself
             return algorithm
         return with_compression(algorithm, task.compressor)
 
     @property
+    def takes(self) -> Mapping[str, inspect.Parameter]:
+        """The parameters of the factory."""
+        return inspect.signature(find("algorithm", self.factory)).parameters
+
+    @property
     def looks_inside(self) -> bool:
         """Whether the method takes a model, not a loss."""
-        return "model" in inspect.signature(find("algorithm", self.factory)).parameters
+        return "model" in self.takes
 
     def refused(self, task: Task) -> str | None:
         """Return why a task does not have this row; None: it has.

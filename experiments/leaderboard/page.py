@@ -287,14 +287,11 @@ def settings(cells: Cells) -> str:
 
 
 def _left_out() -> str:
-    lines = [
-        f"- {', '.join(_with(reason))}: {reason}." for reason in dict.fromkeys(LEFT_OUT.values())
-    ]
+    lines = []
+    for reason in dict.fromkeys(LEFT_OUT.values()):
+        names = [name for name, why in LEFT_OUT.items() if why == reason]
+        lines.append(f"- {', '.join(names)}: {reason}.")
     return "## Methods that have no row\n\n" + "\n".join(lines)
-
-
-def _with(reason: str) -> list[str]:
-    return [name for name, why in LEFT_OUT.items() if why == reason]
 
 
 def _shown(value: Estimate | None, digits: int = 2) -> str:

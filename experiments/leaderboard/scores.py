@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 from experiments.leaderboard.tasks import Task
 from fedjax_lab.estimates import Estimate, estimate
+from fedjax_lab.report.statistics import mean, number
 
 
 class Row(NamedTuple):
@@ -90,8 +91,8 @@ def difference(one: Sequence[float], other: Sequence[float]) -> Estimate:
 def _tails(cell: Mapping[str, Any]) -> list[float]:
     """The mean score over the last tenth of the rounds, of each seed."""
     begin = 0.9 * cell["rounds"][-1]
-    kept = [i for i, number in enumerate(cell["rounds"]) if number > begin]
-    return [_mean([_float(run["scores"][i]) for i in kept]) for run in cell["runs"]]
+    kept = [i for i, passed in enumerate(cell["rounds"]) if passed > begin]
+    return [mean([number(run["scores"][i]) for i in kept]) for run in cell["runs"]]
 
 
 def _row(task, cell, rank, gap, tails, is_best) -> Row:
@@ -100,7 +101,7 @@ def _row(task, cell, rank, gap, tails, is_best) -> Row:
         return Row(None, None, rank, None, False, None, *costs, cell.get("diverged", 1.0))
     runs, rounds = cell["runs"], cell["rounds"]
     reached = [_reach(run["scores"], rounds, task.target) for run in runs]
-    shares = [number / rounds[-1] for number in reached]
+    shares = [passed / rounds[-1] for passed in reached]
     has_train = all("train" in run for run in runs)
     return Row(
         score=estimate(tails),
@@ -109,22 +110,14 @@ def _row(task, cell, rank, gap, tails, is_best) -> Row:
         gap=gap,
         is_best=is_best,
         train=estimate([run["train"] for run in runs]) if has_train else None,
-        rounds=_mean(reached),
-        megabytes=_mean([s * r["bytes_up"] / 1e6 for s, r in zip(shares, runs, strict=True)]),
-        gradients=_mean([s * r["gradients"] for s, r in zip(shares, runs, strict=True)]),
+        rounds=mean(reached),
+        megabytes=mean([s * r["bytes_up"] / 1e6 for s, r in zip(shares, runs, strict=True)]),
+        gradients=mean([s * r["gradients"] for s, r in zip(shares, runs, strict=True)]),
         diverged=cell["diverged"],
     )
 
 
 def _reach(scores: Sequence[float], rounds: Sequence[int], target: float) -> float:
     """The rounds at the first evaluation that reaches the target; NaN if none does."""
-    found = [number for value, number in zip(scores, rounds, strict=True) if value >= target]
-    return float(found[0]) if found else math.nan
-
-
-def _mean(values: Sequence[float]) -> float:
-    return math.fsum(values) / len(values)
-
-
-def _float(value: float | None) -> float:
-    return math.nan if value is None else value
+    found = (passed for value, passed in zip(scores, rounds, strict=True) if value >= target)
+    return float(next(found, math.nan))
