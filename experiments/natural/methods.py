@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from experiments.natural.runs import SEEDS, TUNING_SEED, pooled, train, with_runs
+from experiments.natural.runs import SEEDS, best_of, pooled, scorer, train, with_runs
 from experiments.studies.verdicts import CONTRADICTED, SHOWS, UNDECIDED, ahead
 from fedjax_lab import data
 from fedjax_lab.estimates import estimate
@@ -59,37 +59,11 @@ SYSTEMS: Mapping[str, tuple[str, ...]] = {
 }
 
 
-def best_of(scores):
-    """Return the point with the largest finite score."""
-    return max(scores, key=lambda point: (np.isfinite(scores[point]), scores[point]))
-
-
 def at(point, fixed):
     """Return the arguments of a factory at a point (client_lr, server_lr or None)."""
     client_lr, server_lr = point
     server = {} if server_lr is None else {"server_lr": server_lr}
     return {**fixed, "client_lr": client_lr, **server}
-
-
-def scorer(clients, scale, name, fixed):
-    """Return a function (client_lr, server_lr) -> accuracy on held-out roles.
-
-    Args:
-      clients: all roles.
-      scale: a ``Scale``.
-      name: name of the method.
-      fixed: its other arguments.
-    """
-    fit, held_out = data.split_clients(clients, 0.1, seed=TUNING_SEED)
-    scored = pooled(held_out, scale.num_scored)
-
-    def score(client_lr, server_lr=None):
-        how = {"local_epochs": 1, "seed": TUNING_SEED, "rounds": scale.tuning_rounds}
-        options = at((client_lr, server_lr), fixed)
-        _, accuracies, _ = train(fit, scored, scale, method=name, **how, **options)
-        return float(np.mean(accuracies[-3:]))
-
-    return score
 
 
 def tune(clients, method, name, scale, base_rate):
@@ -101,9 +75,13 @@ def tune(clients, method, name, scale, base_rate):
       scale: a ``Scale``.
       base_rate: FedAvg's best client learning rate.
     """
-    score = scorer(clients, scale, name, method.fixed)
+    score_at = scorer(clients, scale, method=name, local_epochs=1)
+
+    def score(*point):
+        return score_at(**at(point, method.fixed))
+
     if method.server_rates is None:
-        return {(rate, None): score(rate) for rate in method.rates}
+        return {(rate, None): score(rate, None) for rate in method.rates}
     scores = {(base_rate, server): score(base_rate, server) for server in method.server_rates}
     _, server = best_of(scores)
     for factor in (10**-0.5, 10**0.5):

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from experiments.natural.methods import at, best_of, scorer
-from experiments.natural.runs import SEEDS, Scale, pooled, train
+from experiments.natural.methods import at
+from experiments.natural.runs import SEEDS, Scale, best_of, pooled, scorer, train
 from fedjax_lab import data
 
 PUBLISHED = Scale(hidden=256, layers=2, batch_size=4, rounds=1200, tuning_rounds=100, eval_every=20)
@@ -31,8 +31,8 @@ def cells(folder, scale, kept, runs, names=tuple(POINTS)):
     for name in names:
         if name in kept:
             continue
-        score = scorer(clients, scale, name, {})
-        tried = {point: score(*point) for point in POINTS[name]}
+        score = scorer(clients, scale, method=name, local_epochs=1)
+        tried = {point: score(**at(point, {})) for point in POINTS[name]}
         options = at(best_of(tried), {})
         how = {"local_epochs": 1, "seed": SEED, "rounds": scale.rounds}
         run_dir = None if runs is None else Path(runs) / name

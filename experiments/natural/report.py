@@ -105,9 +105,8 @@ def methods_table(rows):
     shown = [[*head, "against fedavg", "rounds to 40 %"]]
     for name in sorted(means, key=means.__getitem__, reverse=True):
         cell = rows[name]
-        difference = "" if name == "fedavg" else f"{against(cell, rows['fedavg']).mean:+.1f}"
-        if difference:
-            difference += f" ({decide(against(cell, rows['fedavg']))})"
+        found = against(cell, rows["fedavg"])
+        difference = "" if name == "fedavg" else f"{found.mean:+.1f} ({decide(found)})"
         reached = list(rounds_to(cell, 40).values())
         took = format_estimate(estimate(reached), 0) if np.isfinite(reached).all() else "-"
         end = format_estimate(estimate(list(ends(cell).values())), 1)

@@ -121,16 +121,29 @@ def train(
     return [row["round"] for row in rows], accuracies, result.seconds
 
 
-def tune(clients, division, scale, local_epochs):
-    """Return {rate: mean of the last three accuracies on held-out roles}."""
+def best_of(scores):
+    """Return the point with the largest finite score."""
+    return max(scores, key=lambda point: (np.isfinite(scores[point]), scores[point]))
+
+
+def scorer(clients, scale, division="roles", **how):
+    """Return a function of options -> mean of the last three accuracies on held-out roles.
+
+    Args:
+      clients: all roles.
+      scale: a ``Scale``.
+      division: of ``DIVISIONS``.
+      **how: arguments of ``train`` that all runs share, ``local_epochs`` among them.
+    """
     fit, held_out = data.split_clients(clients, 0.1, seed=TUNING_SEED)
     scored, fit = pooled(held_out, scale.num_scored), divided(fit, division, TUNING_SEED)
-    scores = {}
-    for rate in scale.rates:
-        how = {"client_lr": rate, "local_epochs": local_epochs, "seed": TUNING_SEED}
-        _, accuracies, _ = train(fit, scored, scale, **how, rounds=scale.tuning_rounds)
-        scores[rate] = float(np.mean(accuracies[-3:]))
-    return scores
+    how = {**how, "seed": TUNING_SEED, "rounds": scale.tuning_rounds}
+
+    def score(**options):
+        _, accuracies, _ = train(fit, scored, scale, **how, **options)
+        return float(np.mean(accuracies[-3:]))
+
+    return score
 
 
 def with_runs(cell, seeds, run):
@@ -174,10 +187,10 @@ def cells(folder, scale, kept, seeds=SEEDS, names=None):
             elif division == CONTROL:  # only the texts differ
                 cell = {"client_lr": kept[f"roles, E = {local_epochs}"]["client_lr"], "tried": {}}
             else:
-                tried = tune(clients, division, scale, local_epochs)
-                best = max(tried, key=lambda rate: (np.isfinite(tried[rate]), tried[rate]))
-                shown = {f"{rate:.3g}": score for rate, score in tried.items()}
-                cell = {"client_lr": best, "tried": shown}
+                score = scorer(clients, scale, division, local_epochs=local_epochs)
+                tried = {rate: score(client_lr=rate) for rate in scale.rates}
+                shown = {f"{rate:.3g}": value for rate, value in tried.items()}
+                cell = {"client_lr": best_of(tried), "tried": shown}
             how = {"client_lr": cell["client_lr"], "local_epochs": local_epochs}
 
             def run(seed, division=division, how=how):

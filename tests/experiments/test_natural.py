@@ -117,9 +117,9 @@ def test_servers_of_two_rates_are_tried_at_five_points(monkeypatch):
         return [1], [100 - abs(server_lr - 0.1) - abs(client_lr - 10)] * 3, 0.0
 
     roles = type("Roles", (), {"num_available": 2})
-    monkeypatch.setattr(methods, "train", train)
-    monkeypatch.setattr(methods.data, "split_clients", lambda *a, **k: (roles, roles))
-    monkeypatch.setattr(methods, "pooled", lambda *a: None)
+    monkeypatch.setattr(runs, "train", train)
+    monkeypatch.setattr(runs.data, "split_clients", lambda *a, **k: (roles, roles))
+    monkeypatch.setattr(runs, "pooled", lambda *a: None)
     tried = methods.tune(roles, methods.METHODS["fedadagrad"], "fedadagrad", runs.SMOKE, 10**0.5)
     assert len(asked) == 5
     assert {server for _, server in asked[3:]} == {0.1}
