@@ -131,9 +131,7 @@ without the pull towards the common model: what a client is drawn for, and nothi
 its traffic and half of its gradients are Ditto's, and of no use to it.""",
     methods=METHODS,
     scales={
-        "machine": Scale(
-            columns={"dirichlet:0.1": Column(_SETTING, 30)}, hardware="2 CPU cores", minutes=15
-        ),
+        "machine": Scale(columns={"dirichlet:0.1": Column(_SETTING, 30)}, minutes=15),
         "smoke": smoke(20, 4, ("FedAvg, fine-tuned", "FedRep", "Ditto")),
     },
 )

@@ -80,9 +80,7 @@ round, and the server moves by the deltas of a random tenth, which is as large a
 other rows. FedAvg has no controls: its two rows differ by chance alone.""",
     methods=METHODS,
     scales={
-        "machine": Scale(
-            columns={"dirichlet:0.1": Column(_SETTING, 120)}, hardware="2 CPU cores", minutes=15
-        ),
+        "machine": Scale(columns={"dirichlet:0.1": Column(_SETTING, 120)}, minutes=15),
         "smoke": smoke(100, 10, ("SCAFFOLD, 10 of 100", "SCAFFOLD, fresh controls")),
     },
 )

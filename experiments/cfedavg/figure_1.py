@@ -85,9 +85,7 @@ Nothing is tuned, as in the paper, whose results are curves without printed numb
             hardware="8 GPUs",
             minutes=2000,
         ),
-        "machine": Scale(
-            columns=columns(MACHINE, PARTITIONS, 100), hardware="2 CPU cores", minutes=7
-        ),
+        "machine": Scale(columns=columns(MACHINE, PARTITIONS, 100), minutes=7),
         "smoke": smoke(10, 10, partition="classes_per_client:2"),
     },
 )

@@ -36,7 +36,6 @@ rounds.""",
         ),
         "machine": Scale(
             columns={"classes_per_client:5": Column({**MACHINE, **_FIVE}, 100)},
-            hardware="2 CPU cores",
             minutes=2,
         ),
         "smoke": smoke(10, 10, (BASELINE, "Top-k 0.99"), **_FIVE),

@@ -34,7 +34,6 @@ rounds.""",
                     tuning_rounds=120,
                 )
             },
-            hardware="2 CPU cores",
             minutes=105,
         ),
         "smoke": smoke(10, 10, partition=HIGH),

@@ -137,7 +137,6 @@ constant, where the paper's fall. Accuracy is the share of next letters, or word
                 OF_LETTERS: Column(_MACHINE, 20, methods=_OF_LETTERS),
                 OF_WORDS: Column(_TWO_LAYERS, 20),
             },
-            hardware="2 CPU cores",
             minutes=60,
             held_out=250,
         ),

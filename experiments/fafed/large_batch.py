@@ -30,7 +30,6 @@ has 100. Grids and order of tuning are those of Table 2. Ten seeds.""",
                     _AT_BATCH_5, settings={**_AT_BATCH_5.settings, **_SHORT}, tuning_rounds=18
                 )
             },
-            hardware="2 CPU cores",
             minutes=30,
             seeds=tuple(range(11, 21)),
         ),

@@ -23,9 +23,7 @@ Table 2's setting with client_lr from {0.1, 0.2, 0.4, 0.8} in place of the paper
 STEM's momentum 0.1 or 0.9, as there.""",
     methods={name: dataclasses.replace(METHODS[name], grid=_LR) for name in _NAMES},
     scales={
-        "machine": Scale(
-            columns=TABLE_2.scales["machine"].columns, hardware="2 CPU cores", minutes=20
-        ),
+        "machine": Scale(columns=TABLE_2.scales["machine"].columns, minutes=20),
         "smoke": smoke(10, 10, partition=HIGH),
     },
 )

@@ -54,7 +54,6 @@ second column all of ten clients take part in every round, so that both means ar
                     methods=tuple(name for name in METHODS if "all" not in name.split(", ")),
                 ),
             },
-            hardware="2 CPU cores",
             minutes=9,
         ),
         "smoke": smoke(20, 5, ("FedPD", "FedSpeed, all"), partition=_PARTITION),

@@ -58,7 +58,6 @@ corrections come from earlier visits. All columns are evaluated equally often, 2
         ),
         "machine": Scale(
             columns=twice({f"E = {epochs}": _machine_column(epochs) for epochs in (1, 5, 10, 20)}),
-            hardware="2 CPU cores",
             minutes=19,
         ),
         "smoke": smoke(10, 5, ("FedCM", "FedSpeed"), partition="dirichlet_equal:0.6"),

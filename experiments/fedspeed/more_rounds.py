@@ -32,7 +32,6 @@ Four of the five radii, to save time; 0.05 is not run. Ten seeds.""",
     scales={
         "machine": Scale(
             columns={f"{_SKEWED}, as published": _PUBLISHED},
-            hardware="2 CPU cores",
             minutes=25,
             seeds=tuple(range(11, 21)),
             methods=_ROWS,

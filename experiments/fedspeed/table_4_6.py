@@ -5,16 +5,9 @@ Paper: Sun, thesis of 2023, Table 4.6: CIFAR-10, 10 of 100 clients, 500 rounds.
     python -m experiments.fedspeed table_4_6
 """
 
-from experiments.fedspeed.tables_4_3_and_4_4 import (
-    SLOW,
-    machine_setting,
-    method,
-    paper_setting,
-    twice,
-)
-from experiments.studies.study import Column, Scale, Study, smoke
+from experiments.fedspeed.tables_4_3_and_4_4 import SLOW, ablation_scales, method
+from experiments.studies.study import Study
 
-_PAPER = {"table": "4.6"}
 _PROX = {"prox_weight": 0.1}
 
 METHODS = {
@@ -45,29 +38,6 @@ rate falls by 0.998 per round, the others' by 0.9995.
 On two cores: Fashion-MNIST, the MLP 784-200-100-10, 10 local steps, 60 rounds. The paper's column
 has CIFAR-10 with ResNet-18.""",
     methods=METHODS,
-    scales={
-        "paper": Scale(
-            columns={
-                "CIFAR-10": Column(
-                    paper_setting("cifar10", "dirichlet_equal:0.6", 500), 100, _PAPER
-                )
-            },
-            hardware="1 GPU",
-            minutes=150,
-        ),
-        "machine": Scale(
-            columns=twice(
-                {"dirichlet_equal:0.6": Column(machine_setting("dirichlet_equal:0.6"), 20, _PAPER)}
-            ),
-            hardware="2 CPU cores",
-            minutes=4,
-        ),
-        "smoke": smoke(
-            20,
-            5,
-            ("FedSpeed (prox-term only)", "FedSpeed (prox-term + prox-correction)"),
-            partition="dirichlet_equal:0.6",
-        ),
-    },
+    scales=ablation_scales("4.6", tuple(METHODS)[1:3], minutes=4, paper_minutes=150),
     paper_head="paper, CIFAR-10 %",
 )

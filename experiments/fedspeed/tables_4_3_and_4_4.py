@@ -95,6 +95,31 @@ def machine_setting(partition, **changed):
     }
 
 
+def ablation_scales(table, smallest, minutes, paper_minutes, methods=None):
+    """The scales of a table whose runs have 500 rounds at Dirichlet 0.6, and 60 on the machine.
+
+    Args:
+      table: its number in the paper.
+      smallest: rows of the smoke scale.
+      minutes, paper_minutes: of the machine's scale and of the paper's.
+      methods: rows on the machine; None: all.
+    """
+    paper, partition = {"table": table}, "dirichlet_equal:0.6"
+    return {
+        "paper": Scale(
+            columns={"CIFAR-10": Column(paper_setting("cifar10", partition, 500), 100, paper)},
+            hardware="1 GPU",
+            minutes=paper_minutes,
+        ),
+        "machine": Scale(
+            columns=twice({partition: Column(machine_setting(partition), 20, paper)}),
+            minutes=minutes,
+            methods=methods,
+        ),
+        "smoke": smoke(20, 5, smallest, partition=partition),
+    }
+
+
 def _paper(partition):
     return {
         "table": "4.4",
@@ -147,7 +172,6 @@ and 0.97 (0.9995) of the first, where the paper's end at 0.05 and 0.47. The pape
                 },
                 NAMES,
             ),
-            hardware="2 CPU cores",
             minutes=5,
         ),
         "smoke": smoke(20, 5, ("FedADMM", "FedSpeed"), partition="dirichlet_equal:0.6"),

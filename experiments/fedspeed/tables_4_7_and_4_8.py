@@ -7,13 +7,8 @@ Paper: Sun, thesis of 2023, Tables 4.7 and 4.8: CIFAR-10, 10 of 100 clients, 500
 
 import dataclasses
 
-from experiments.fedspeed.tables_4_3_and_4_4 import (
-    machine_setting,
-    method,
-    paper_setting,
-    twice,
-)
-from experiments.studies.study import Column, Method, Scale, Study, smoke
+from experiments.fedspeed.tables_4_3_and_4_4 import ablation_scales, method
+from experiments.studies.study import Method, Study
 
 _NOTES = """\
 The setting of Tables 4.3 and 4.4, 500 rounds at the paper's scale. Nothing is tuned. The paper does
@@ -34,22 +29,8 @@ def _fedspeed(radius: float, weight: float, at: float) -> Method:
     return dataclasses.replace(row, at=at)
 
 
-def _scales(table, machine, minutes):
-    paper = {"table": table}
-    settings = paper_setting("cifar10", "dirichlet_equal:0.6", 500)
-    partition = "dirichlet_equal:0.6"
-    return {
-        "paper": Scale(
-            columns={"CIFAR-10": Column(settings, 100, paper)}, hardware="1 GPU", minutes=250
-        ),
-        "machine": Scale(
-            columns=twice({partition: Column(machine_setting(partition), 20, paper)}),
-            hardware="2 CPU cores",
-            minutes=minutes,
-            methods=machine,
-        ),
-        "smoke": smoke(20, 5, machine[:2], partition=partition),
-    }
+def _scales(table, machine):
+    return ablation_scales(table, machine[:2], minutes=1.2, paper_minutes=250, methods=machine)
 
 
 RADII = {
@@ -68,7 +49,7 @@ STUDIES = (
         notes="rho_0 is `perturbation_radius`, the length of the ascent step; 0 takes one "
         f"gradient. {_NOTES}",
         methods=RADII,
-        scales=_scales("4.7", tuple(RADII)[:1] + tuple(RADII)[2:], 1.2),
+        scales=_scales("4.7", tuple(RADII)[:1] + tuple(RADII)[2:]),
         paper_head="paper, CIFAR-10 %",
         axis="perturbation_radius",
     ),
@@ -78,7 +59,7 @@ STUDIES = (
         notes="alpha is `perturbation_weight`, the share of the perturbed gradient; 0 takes one "
         f"gradient. {_NOTES}",
         methods=_WEIGHTS,
-        scales=_scales("4.8", tuple(_WEIGHTS)[:2] + tuple(_WEIGHTS)[4:], 1.2),
+        scales=_scales("4.8", tuple(_WEIGHTS)[:2] + tuple(_WEIGHTS)[4:]),
         paper_head="paper, CIFAR-10 %",
         axis="perturbation_weight",
     ),

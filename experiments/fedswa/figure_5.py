@@ -35,7 +35,6 @@ def _scales(methods, machine, minutes):
         ),
         "machine": Scale(
             columns={"dirichlet_equal:0.1": Column(machine_setting(MLP), 20)},
-            hardware="2 CPU cores",
             minutes=minutes,
             methods=machine,
         ),

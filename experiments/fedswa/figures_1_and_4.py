@@ -46,7 +46,6 @@ four methods. The paper's column has CIFAR-100 with ResNet-18 at the same skew."
             columns={
                 "dirichlet_equal:0.1": Column(machine_setting(MLP), 20, cifar100_paper("0.1", "3"))
             },
-            hardware="2 CPU cores",
             minutes=2,
             methods=_ON_TWO_CORES,
             landscape=_ON_TWO_CORES,

@@ -27,7 +27,6 @@ rounds, where the paper has 1,000.""",
     scales={
         "machine": Scale(
             columns={f"{rounds:,} rounds": _column(rounds) for rounds in (60, 300)},
-            hardware="2 CPU cores",
             minutes=20,
         ),
         "smoke": smoke(20, 5, ("FedSAM", "FedSWA"), partition="dirichlet_equal:0.1"),

@@ -62,7 +62,6 @@ On two cores: Fashion-MNIST at Dirichlet 0.1 in place of CIFAR-100 at 0.6, the M
             columns={
                 "dirichlet_equal:0.1": Column(machine_setting(MLP), 20, cifar100_paper("0.6", "4"))
             },
-            hardware="2 CPU cores",
             minutes=1.8,
             methods=(
                 *(_name(name, ratio) for name in _METHODS for ratio in _MACHINE),

@@ -27,7 +27,6 @@ the smallest and the largest rho, and with rho = 1 and alpha = 1. Ten seeds.""",
     scales={
         "machine": Scale(
             columns={"dirichlet_equal:0.1": Column(machine_setting(MLP, eval_every=2), 20)},
-            hardware="2 CPU cores",
             minutes=4,
             seeds=tuple(range(11, 21)),
         ),

@@ -55,7 +55,6 @@ place of 300, three learning rates of the grid. The paper's column has CIFAR-100
         ),
         "machine": Scale(
             columns={"dirichlet_equal:0.1": Column(machine_setting(MLP, **_ALL), 20, _PAPER)},
-            hardware="2 CPU cores",
             minutes=8,
             grid_points=3,
         ),

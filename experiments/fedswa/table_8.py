@@ -43,7 +43,6 @@ skew.""",
             columns={
                 "dirichlet_equal:0.1": Column(machine_setting(MLP), 20, cifar100_paper("0.1", "8"))
             },
-            hardware="2 CPU cores",
             minutes=5,
             grid_points=3,
         ),

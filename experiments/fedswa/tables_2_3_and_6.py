@@ -152,7 +152,6 @@ from tiny_imagenet.npz, and ViT-Base starts from random weights there, not from 
             },
             hardware="8 GPUs",
             minutes=6000,
-            finalists=2,
         ),
         "machine": Scale(
             columns=both_ways(
@@ -164,7 +163,6 @@ from tiny_imagenet.npz, and ViT-Base starts from random weights there, not from 
                 "FedSWA",
                 ("FedMoSWA",),  # the others' settings are those of the other column
             ),
-            hardware="2 CPU cores",
             minutes=20,
             grid_points=3,
             methods=("FedAvg", "SCAFFOLD", "FedSAM", "FedSWA", "FedMo", "FedMoSWA"),

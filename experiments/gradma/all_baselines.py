@@ -30,7 +30,6 @@ proximal weights are those of the paper's grid; pairs of learning rates whose pr
     scales={
         "machine": Scale(
             columns=fashion_columns("dirichlet:0.01", "dirichlet:0.1"),
-            hardware="2 CPU cores",
             minutes=165,
             seeds=tuple(range(11, 21)),
         ),

@@ -50,7 +50,6 @@ momentum.""",
         ),
         "machine": Scale(
             columns=columns(table_setting("fashion_mnist", "mlp", 200), ("dirichlet:0.01",), 40),
-            hardware="2 CPU cores",
             minutes=6,
             methods=(*_NINE, "MIFA"),
         ),

@@ -42,7 +42,6 @@ The setting of Tables 1 and 2 with client_lr 0.1, server_lr 1, server_momentum 0
             columns=columns(
                 table_setting("fashion_mnist", "mlp", 300), ("dirichlet:0.01", "dirichlet:0.1"), 60
             ),
-            hardware="2 CPU cores",
             minutes=8,
         ),
         "smoke": smoke(100, 5, _SMOKE),

@@ -135,7 +135,6 @@ are left out for all methods.""",
         ),
         "machine": Scale(
             columns=_machine(),
-            hardware="2 CPU cores",
             minutes=160,
             methods=(*_ON_TWO_CORES, _KEPT),
         ),

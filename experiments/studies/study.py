@@ -114,8 +114,8 @@ class Scale:
 
     Attributes:
       columns: name -> column.
+      minutes: that it takes on its hardware, roughly.
       hardware: on which it is meant to run.
-      minutes: that it takes there, roughly.
       finalists: points of a grid that stay finite for all rounds; 1: tuning decides alone.
       seeds: of the final runs; not 0, which tunes.
       held_out: training images that tuning takes as validation data.
@@ -126,8 +126,8 @@ class Scale:
     """
 
     columns: Mapping[str, Column]
-    hardware: str
     minutes: float
+    hardware: str = "2 CPU cores"
     finalists: int = 2
     seeds: tuple[int, ...] = SEEDS
     held_out: int = 5_000
