@@ -36,6 +36,64 @@ TITLES = {
 TARGETS = ("v5e", "v5e:2x2", "v5e:2x4", "v5e:16x16", "h200", "h200:4", "h200:8")
 ON_PAGE = ("v5e", "v5e:2x2", "h200", "h200:8")  # whose methods have a table
 MAPS = ("vmap", "scan", "chunk:5", "shard_map", "pmap")
+_CLIENT = {"client_lr": 0.1}
+_BOTH = {**_CLIENT, "server_lr": 1.0}
+_ADAPTIVE = {**_CLIENT, "server_lr": 0.01}
+_AVERAGING = {**_CLIENT, "server_lr": 1.5, "final_lr_ratio": 0.1}
+_MOMENTUM = {"momentum": 0.5}
+_MU, _RADIUS = {"prox_weight": 0.01}, {"perturbation_radius": 0.05}
+_MEMORY = {"server_momentum": 0.5, "memory_decay": 0.5, "memory_size": 100}
+_SPEED = {**_BOTH, **_RADIUS, "prox_weight": 0.1}
+# Row -> an example of each hyperparameter, and the method where it has another name.
+METHODS: dict[str, dict[str, Any]] = {
+    "fedavg": _BOTH,
+    "fedprox": {**_BOTH, **_MU},
+    "fednova": _BOTH,
+    "fedavgm": {**_BOTH, **_MOMENTUM},
+    "fedproxm": {**_BOTH, **_MU, **_MOMENTUM},
+    "fedadagrad": {**_ADAPTIVE, "tau": 0.001},
+    "fedadam": {**_ADAPTIVE, "tau": 0.001},
+    "fedyogi": {**_ADAPTIVE, "tau": 0.001},
+    "fedams": {**_ADAPTIVE, "tau": 1e-6},
+    "scaffold": _BOTH,
+    "feddyn": {**_CLIENT, **_MU},
+    "fedadmm W": {"algorithm": "fedadmm", **_CLIENT, **_MU, "variant": "W"},
+    "fedadmm G": {"algorithm": "fedadmm", **_BOTH, **_MU, "variant": "G"},
+    "fedpd": {**_CLIENT, "prox_weight": 0.1},
+    "mifa": _BOTH,
+    "mifam": {**_BOTH, **_MOMENTUM},
+    "moon": {**_BOTH, "contrastive_weight": 1.0},
+    "moonm": {**_BOTH, "contrastive_weight": 1.0, **_MOMENTUM},
+    "fedmlb": _BOTH,
+    "fedmlbm": {**_BOTH, **_MOMENTUM},
+    "fedcm": {**_BOTH, "mixing": 0.1},
+    "mimelite": {**_BOTH, **_MOMENTUM},
+    "mime": {**_BOTH, **_MOMENTUM},
+    "fedacg": {**_CLIENT, "prox_weight": 0.001, "momentum": 0.85},
+    "stem": {**_CLIENT, "momentum": 0.1},
+    "naive adaptive": {
+        **{"algorithm": "naive_adaptive_fedavg", "client_lr": 0.01},
+        **{"second_moment_decay": 0.99, "initial_second_moment": 0.01},
+    },
+    "fafed": {**_CLIENT, "momentum": 0.1, "second_moment_decay": 0.9},
+    "fedsam": {**_BOTH, **_RADIUS},
+    "fedasam": {**_BOTH, "perturbation_radius": 0.5},
+    "mofedsam": {**_BOTH, **_RADIUS, "mixing": 0.1},
+    "fedgamma": {**_BOTH, **_RADIUS},
+    "fedlesam": {**_BOTH, **_RADIUS},
+    "fedlesam-S": {"algorithm": "fedlesam", **_BOTH, **_RADIUS, "variant": "S"},
+    "fedlesam-D": {"algorithm": "fedlesam", **_CLIENT, **_MU, **_RADIUS, "variant": "D"},
+    "fedsmoo": {**_CLIENT, **_MU, **_RADIUS},
+    "fedspeed": _SPEED,
+    "fedspeed_ing": {**_SPEED, "inertia": 0.1},
+    "fedswa": _AVERAGING,
+    "fedmo": {**_CLIENT, "momentum": 0.2},
+    "fedmoswa": {**_AVERAGING, "momentum": 0.2},
+    "cfedavg": {**_BOTH, "compressor": "top_k:0.9"},
+    "gradma_w": _BOTH,
+    "gradma_s": {**_BOTH, **_MEMORY},
+    "gradma": {**_BOTH, **_MEMORY},
+}
 FIRST = ("fedavg", "scaffold", "fedmoswa", "fedspeed", "fafed", "cfedavg top-k", "gradma")
 IMAGES = {
     "lenet5": (64, 32, 3),
@@ -106,19 +164,19 @@ def task(
 
 def method(name, network, preprocess, loss_fn):
     """A method of the catalogue, by its name there or as "cfedavg top-k"."""
-    from experiments.benchmarks.catalogue_rows import METHODS
-    from experiments.studies.study import Column
     from fedjax_lab import algorithms
     from fedjax_lab.command.build import build_algorithm
+    from fedjax_lab.command.config import RunConfig
 
     if name == "cfedavg top-k":
         return algorithms.cfedavg(loss_fn, client_lr=0.1, compressor="top_k:0.99")
     if name == "gradma of 40":
         return algorithms.gradma(loss_fn, client_lr=0.1, memory_size=40)
-    found = METHODS[name]
-    chosen = {key: values[0] for key, values in {**found.grid, **found.then}.items()}
-    column = Column({"num_clients": 100, "cohort_size": 10}, tuning_rounds=0)
-    return build_algorithm(found.config(column, chosen).resolve(), loss_fn, network, preprocess)
+    option = dict(METHODS[name])
+    settings = {"num_clients": 100, "cohort_size": 10, "algorithm": option.pop("algorithm", name)}
+    settings |= {rate: option.pop(rate) for rate in ("client_lr", "server_lr") if rate in option}
+    config = RunConfig.from_dict({**settings, "option": option})
+    return build_algorithm(config.resolve(), loss_fn, network, preprocess)
 
 
 def machine(name, convolution=None):
@@ -244,7 +302,6 @@ def sweep(target, rates=4, seeds=3, **options):
 
 def programs(target: str) -> list[Program]:
     """All that are compiled for a chip ("v5e" or "h200"), the most telling ones first."""
-    from experiments.benchmarks.catalogue_rows import METHODS
     from fedjax_lab import models
     from fedjax_lab.wrappers.compression import with_compression
 

@@ -15,8 +15,7 @@ import numpy as np
 
 from experiments.benchmarks import ours
 from experiments.benchmarks.rounds import Rounds
-from experiments.benchmarks.workloads import SEED, WORKLOADS
-from fedjax_lab import data
+from experiments.benchmarks.workloads import WORKLOADS
 from fedjax_lab.data.cohort import Schedule
 from fedjax_lab.machine.target import here
 from fedjax_lab.models.convolution import LOWERINGS
@@ -35,14 +34,9 @@ def same_bits(rounds):
 def task_of(name):
     """(method, params, clients, schedule) of a workload."""
     workload = WORKLOADS[name]
-    noise = data.synthetic.noise_images(workload.num_examples, workload.input_shape, seed=SEED)
-    clients = data.partition(noise, workload.partition, workload.num_clients, seed=SEED)
-    model = ours.build_model("fedjax_lab", name)
-    params = model.init(jax.random.key(0), noise.x[:1])
-    algorithm = ours.build_algorithm(workload, model)
-    sizes = {"batch_size": workload.batch_size, "local_steps": workload.local_steps}
-    schedule = Schedule(workload.cohort_size, **sizes, replace=True)
-    return algorithm, params, clients, schedule
+    clients, model, params = ours.on_noise(name)
+    schedule = Schedule(**ours.schedule_of(workload))
+    return ours.build_algorithm(workload, model), params, clients, schedule
 
 
 def main(arguments=None):

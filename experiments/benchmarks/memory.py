@@ -14,7 +14,7 @@ import subprocess
 import sys
 
 from experiments.benchmarks.compare import ROOT
-from experiments.benchmarks.workloads import SEED, WORKLOADS
+from experiments.benchmarks.workloads import WORKLOADS
 
 
 def measure(cohort_size, rounds):
@@ -23,22 +23,15 @@ def measure(cohort_size, rounds):
 
     from experiments.benchmarks import ours
     from experiments.benchmarks.rounds import Rounds
-    from fedjax_lab import data, simulate
+    from fedjax_lab import simulate
     from fedjax_lab.data.cohort import Schedule
 
     workload = dataclasses.replace(WORKLOADS["W3"], cohort_size=cohort_size)
-    train = data.synthetic.noise_images(workload.num_examples, workload.input_shape, seed=SEED)
-    clients = data.partition(train, workload.partition, workload.num_clients, seed=SEED)
-    model = ours.build_model("fedjax_lab", "W3")
+    clients, model, params = ours.on_noise("W3")
     algorithm = ours.build_algorithm(workload, model)
-    params = jax.block_until_ready(model.init(jax.random.key(0), train.x[:1]))
+    jax.block_until_ready(params)
     before = ours.about_device()["peak_bytes"]
-    schedule = {
-        "cohort_size": cohort_size,
-        "batch_size": workload.batch_size,
-        "local_steps": workload.local_steps,
-        "replace": True,
-    }
+    schedule = ours.schedule_of(workload)
     simulate(algorithm, params, clients, rounds=rounds, eval_every=rounds, **schedule)
     after = ours.about_device()["peak_bytes"]
 

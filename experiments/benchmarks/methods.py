@@ -9,13 +9,11 @@ is the number of mini-batch gradients in a local step.
 
 import argparse
 
-import jax
 import numpy as np
 
 from experiments.benchmarks import ours
 from experiments.benchmarks.rounds import Rounds
-from experiments.benchmarks.workloads import SEED, WORKLOADS
-from fedjax_lab import data
+from experiments.benchmarks.workloads import WORKLOADS
 from fedjax_lab.algorithms import ALGORITHMS
 from fedjax_lab.data.cohort import Schedule
 
@@ -34,27 +32,6 @@ SYSTEMS = {
 METHODS = {name: (name, {}) for name in ALGORITHMS} | SYSTEMS
 
 
-class Task:
-    """A workload's data and model, resident for all methods."""
-
-    def __init__(self, name, length):
-        self._workload = workload = WORKLOADS[name]
-        noise = data.synthetic.noise_images(workload.num_examples, workload.input_shape, seed=SEED)
-        self._clients = data.partition(noise, workload.partition, workload.num_clients, seed=SEED)
-        self._model = ours.build_model("fedjax_lab", name)
-        self._params = self._model.init(jax.random.key(0), noise.x[:1])
-        sizes = {"batch_size": workload.batch_size, "local_steps": workload.local_steps}
-        self._schedule = Schedule(workload.cohort_size, **sizes, replace=True)
-        self._length = length or workload.full[0]
-
-    def start(self, name):
-        """(rounds of a method, gradients in its local step)."""
-        factory, options = METHODS[name]
-        method = ours.build_algorithm(self._workload, self._model, factory, **options)
-        rounds = Rounds(method, self._params, self._clients, self._schedule, self._length)
-        return rounds, method.gradients_per_step
-
-
 def main(arguments=None):
     """Print one Markdown table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -64,14 +41,23 @@ def main(arguments=None):
     parser.add_argument("--rounds", type=int, help="of a sample")
     parser.add_argument("--repeats", type=int, default=5)
     given = parser.parse_args(arguments)
-    task = Task(given.workload, given.rounds)
-    base, base_gradients = task.start("fedavg")
+    workload = WORKLOADS[given.workload]
+    clients, model, params = ours.on_noise(given.workload)  # resident for all methods
+    schedule, length = Schedule(**ours.schedule_of(workload)), given.rounds or workload.full[0]
+
+    def start(name):
+        """(rounds of a method, gradients in its local step)."""
+        factory, options = METHODS[name]
+        method = ours.build_algorithm(workload, model, factory, **options)
+        return Rounds(method, params, clients, schedule, length), method.gradients_per_step
+
+    base, base_gradients = start("fedavg")
     base.sample()
-    print(f"{given.workload}: {WORKLOADS[given.workload].title}\n")
+    print(f"{given.workload}: {workload.title}\n")
     print("| method | gradients | time, times FedAvg's | compile s | client map |")
     print("|---|---:|---:|---:|---|")
     for name in METHODS if "all" in given.methods else given.methods:
-        rounds, gradients = task.start(name)
+        rounds, gradients = start(name)
         rounds.sample()  # warms up
         ratios = [rounds.sample() / base.sample() for _ in range(given.repeats)]
         print(

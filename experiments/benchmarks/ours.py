@@ -58,6 +58,25 @@ def build_model(system, name):
     return models.from_linen(OWN_MODELS[name]())
 
 
+def on_noise(name):
+    """(clients, model, first params) of a workload of images, with noise for the images."""
+    workload = WORKLOADS[name]
+    noise = data.synthetic.noise_images(workload.num_examples, workload.input_shape, seed=SEED)
+    clients = data.partition(noise, workload.partition, workload.num_clients, seed=SEED)
+    model = build_model("fedjax_lab", name)
+    return clients, model, model.init(jax.random.key(0), noise.x[:1])
+
+
+def schedule_of(workload):
+    """The arguments of ``simulate`` and ``Schedule`` that a workload decides."""
+    return {
+        "cohort_size": workload.cohort_size,
+        "local_steps": workload.local_steps,
+        "batch_size": workload.batch_size,
+        "replace": True,
+    }
+
+
 def build_algorithm(workload, model, method="fedavg", **options):
     """A method of the catalogue for the workload's model and data, with plain hyperparameters."""
     preprocess = data.preprocess()
@@ -94,13 +113,9 @@ def run(system, job):
             params,
             clients,
             rounds=(job["samples"] + 1) * job["rounds"],
-            cohort_size=workload.cohort_size,
-            local_steps=workload.local_steps,
-            batch_size=workload.batch_size,
-            replace=True,
+            **schedule_of(workload),
             evaluate=evaluate,
             eval_every=job["rounds"],
-            client_map="auto",
         )
     if result.seconds < clock[-1] - clock[0]:
         raise RuntimeError(

@@ -30,26 +30,20 @@ DEVICES = 8
 PROCESSES = (1, 2, 4)
 STORES = ("device", "sharded", "host")
 CLIENTS = 24
-METHODS = ("fedavg", "scaffold", "gradma", "fedmoswa", "fedspeed", "fafed", "cfedavg")
+# Methods whose state is of every kind -> their arguments besides the loss.
+METHODS = {
+    "fedavg": {"client_lr": 0.1},
+    "scaffold": {"client_lr": 0.1},
+    "gradma": {"client_lr": 0.1, "memory_size": 20},
+    "fedmoswa": {"client_lr": 0.1},
+    "fedspeed": {"client_lr": 0.1, "server_dual": "all"},
+    "fafed": {"client_lr": 0.01, "momentum": 0.9, "second_moment_decay": 0.9},
+    "cfedavg": {"client_lr": 0.1, "compressor": "top_k:0.9"},
+}
 _TOLERANCE = 1e-5  # of a leaf's norm, after all rounds
 # A change of one bit in the first params moves the rows of GradMA's memory by 1.5e-5.
 _TOLERANCES = {"gradma": 2e-5}
 _JUMPS = {"cfedavg"}
-
-
-def methods(loss_fn):
-    """{name: method} of ``METHODS``, whose state is of every kind."""
-    from fedjax_lab import algorithms
-
-    return {
-        "fedavg": algorithms.fedavg(loss_fn, client_lr=0.1),
-        "scaffold": algorithms.scaffold(loss_fn, client_lr=0.1),
-        "gradma": algorithms.gradma(loss_fn, client_lr=0.1, memory_size=20),
-        "fedmoswa": algorithms.fedmoswa(loss_fn, client_lr=0.1),
-        "fedspeed": algorithms.fedspeed(loss_fn, client_lr=0.1, server_dual="all"),
-        "fafed": algorithms.fafed(loss_fn, client_lr=0.01, momentum=0.9, second_moment_decay=0.9),
-        "cfedavg": algorithms.cfedavg(loss_fn, client_lr=0.1, compressor="top_k:0.9"),
-    }
 
 
 def smooth_mlp():
@@ -75,7 +69,7 @@ def run_all(given):
     jax.config.update("jax_num_cpu_devices", given.devices // given.processes)
     if given.processes > 1:
         jax.distributed.initialize(f"127.0.0.1:{given.port}", given.processes, given.process)
-    from fedjax_lab import data, models, simulate
+    from fedjax_lab import algorithms, data, models, simulate
     from fedjax_lab.simulation.evaluate import build_evaluation
     from fedjax_lab.simulation.host_store import all_rows
     from fedjax_lab.simulation.processes import Processes
@@ -86,11 +80,11 @@ def run_all(given):
     prepare = data.preprocess(scale=16)
     params = model.init(jax.random.key(0), prepare(train, None).x[:1])
     evaluate = build_evaluation(models.accuracy_counts(model.apply, prepare), test)
-    known = methods(models.classification_loss(model.apply, prepare))
+    loss_fn = models.classification_loss(model.apply, prepare)
     for cell in given.cells:
         name, store = cell.split(":")
         result = simulate(
-            known[name],
+            getattr(algorithms, name)(loss_fn, **METHODS[name]),
             params,
             clients,
             rounds=given.rounds,

@@ -11,19 +11,12 @@ the middle half.
 
 import argparse
 
-import jax
 import numpy as np
 
 from experiments.benchmarks import ours
 from experiments.benchmarks.rounds import Rounds
-from experiments.benchmarks.workloads import SEED, WORKLOADS
-from fedjax_lab import (
-    data,
-    with_attack,
-    with_dp,
-    with_robust_aggregation,
-    with_secure_aggregation,
-)
+from experiments.benchmarks.workloads import WORKLOADS
+from fedjax_lab import with_attack, with_dp, with_robust_aggregation, with_secure_aggregation
 from fedjax_lab.data.cohort import Schedule
 
 RULES = (
@@ -60,10 +53,7 @@ def main(arguments=None):
     print("|---|---:|---|---:|---:|")
     for name in given.workloads:
         workload = WORKLOADS[name]
-        noise = data.synthetic.noise_images(workload.num_examples, workload.input_shape, seed=SEED)
-        clients = data.partition(noise, workload.partition, workload.num_clients, seed=SEED)
-        model = ours.build_model("fedjax_lab", name)
-        params = model.init(jax.random.key(0), noise.x[:1])
+        clients, model, params = ours.on_noise(name)
         plain = ours.build_algorithm(workload, model)
         for size in given.cohorts:
             schedule = Schedule(size, workload.batch_size, local_steps=workload.local_steps)

@@ -1,1 +1,1 @@
-"""What makes a file of the package, or times its import."""
+"""What makes a file of the package."""

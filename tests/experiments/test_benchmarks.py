@@ -240,7 +240,8 @@ def test_methods_are_set_next_to_their_gradients(small, capsys):
 
 @pytest.mark.slow  # two programs
 def test_wrappers_take_turns_with_the_plain_method(small, capsys):
-    wrappers.main("--workloads W3 --cohorts 4 --wrappers dp --rounds 1 --repeats 1".split())
+    arguments = "--workloads W3 --cohorts 4 --wrappers dp --rounds 1 --repeats 1"
+    wrappers.main(arguments.split())
     *_, row = capsys.readouterr().out.splitlines()
     assert row.startswith("| W3 | 4 | dp | ")
 
