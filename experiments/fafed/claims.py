@@ -115,7 +115,7 @@ CLAIMS = (
             f"{ahead} is ahead of {text}, high heterogeneity at batch 100, 100 passes (Table 2)",
             *("hundred_passes", HIGH, ahead, of),
             left_out=("FedAdam", "SCAFFOLD") if len(of) > 1 else (),
-            has_numbers=False,  # by which STEM is its strongest
+            has_numbers=False,  # by which STEM is the strongest, which was run
         )
         for ahead, text, of in (
             ("FAFED", "FedAMS, STEM and FedAvg", ("FedAMS", "STEM", "FedAvg")),
