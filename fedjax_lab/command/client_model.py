@@ -2,6 +2,7 @@
 
 import shutil
 import tempfile
+import warnings
 from pathlib import Path
 
 import jax
@@ -12,6 +13,7 @@ from fedjax_lab.command.runner import build, simulate_setup
 from fedjax_lab.data import FederatedArrays
 from fedjax_lab.report.reading import read_summary
 from fedjax_lab.report.runs import DIVERGED
+from fedjax_lab.simulation.arguments import some_of
 from fedjax_lab.simulation.evaluate_personal import client_models
 from fedjax_lab.simulation.host_store import with_all_rows
 from fedjax_lab.storage.run_dir import SUMMARY
@@ -29,7 +31,7 @@ def read_client_model(
 
     Args:
       run_dir: directory of a run of the command line.
-      client: id in [0, N), or the client's name where clients have names.
+      client: id in [0, N), or the client's name where clients have names; a name counts first.
       data_dir: folder with the files of the data set. None: the usual places.
 
     Raises:
@@ -44,7 +46,9 @@ def read_client_model(
     with tempfile.TemporaryDirectory() as folder:  # reading changes no file of the run
         copy = shutil.copytree(run_dir, Path(folder) / "run")
         config = config.replace(run_dir=str(copy)).resolve()
-        setup = build(config)
+        with warnings.catch_warnings():  # of rows, which this does not write
+            warnings.filterwarnings("ignore", "rows have no personal_")
+            setup = build(config)
         if setup.algorithm.personal is None:
             raise ValueError(
                 f"client is {client}; {config.method.algorithm} has one global model: leave the "
@@ -60,9 +64,11 @@ def read_client_model(
 
 
 def _id_of(client: str | int, clients: FederatedArrays) -> int:
-    if clients.names is not None and str(client) in clients.names:
-        return clients.names.index(str(client))
+    names = clients.names or ()
+    if str(client) in names:
+        return names.index(str(client))
     last = clients.num_clients - 1
     if not str(client).isdecimal() or int(client) > last:
-        raise ValueError(f"client is {client!r}; it must be 0 to {last}, or the name of a client.")
+        named = f", or one of the names {some_of(names)}" if names else ""
+        raise ValueError(f"client is {client!r}; it must be 0 to {last}{named}.")
     return int(client)

@@ -204,6 +204,29 @@ def test_no_model_of_a_client_is_read_where_there_is_none(tmp_path):
         read_client_model(folder, 0)
 
 
+@pytest.mark.methods
+def test_the_model_of_a_client_is_read_by_id_or_name(tmp_path):
+    """A name counts first: client "1" is not client 1."""
+    table = tmp_path / "table.csv"
+    rows = [f"{name},{i},{i % 2}" for i, name in enumerate(["ann", "bob", "cy", "dan", "1"] * 8)]
+    table.write_text("\n".join(["user,a,label", *rows]))
+    settings = {name: SETTING[name] for name in SETTING if name not in ("partition", "num_clients")}
+    settings |= {"dataset": f"csv:{table}", "client": "user", "target": ["label"]}
+    settings |= {"algorithm": "local_only", "test_split": "examples:0.2"}
+    config = RunConfig.from_dict(settings)
+    result = run(config.replace(run_dir=str(tmp_path / "named")), progress=False)
+    names = load_runs([tmp_path / "named"])[0].partition["names"]
+    assert sorted(names) == ["1", "ann", "bob", "cy", "dan"]
+    for asked, place in (("cy", names.index("cy")), ("1", names.index("1")), ("0", 0)):
+        found = read_client_model(tmp_path / "named", asked)
+        rows = jax.tree.map(lambda table, place=place: table[place], result.state.clients)
+        jax.tree.map(np.testing.assert_array_equal, found, rows)
+    with pytest.raises(
+        ValueError, match=r"client is 'eve'; it must be 0 to 4, or one of the names"
+    ):
+        read_client_model(tmp_path / "named", "eve")
+
+
 def test_a_leaf_that_does_not_exist_is_named(capsys, tmp_path):
     command = ["run", "--algorithm", "fedbn", "--rounds", "1", "--run-dir", str(tmp_path / "a")]
     assert main([*command, "--model", "linear", "--quiet"]) == 2
