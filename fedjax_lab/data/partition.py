@@ -225,7 +225,7 @@ def _check_labels(labels: np.ndarray, spec: str) -> None:
     if labels.ndim > 1 or labels.dtype.kind not in "iu":
         free = (form for form in PARTITIONS if form.partition(":")[0] not in BY_LABEL)
         found = f"are targets of shape {labels.shape} and dtype {labels.dtype}"
-        if labels.shape[1:] == (0,):
+        if labels.shape[1:] == (0,):  # as ``partition`` says that there are none
             found = "is no field y"
         raise ValueError(
             f"spec is {spec!r}, which divides examples by their label, an integer for each; there "
