@@ -34,7 +34,7 @@ rounds.""",
                     tuning_rounds=120,
                 )
             },
-            minutes=105,
+            minutes=150,
         ),
         "smoke": smoke(10, 10, partition=HIGH),
     },

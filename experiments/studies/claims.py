@@ -54,8 +54,7 @@ class Claim:
       since: a column whose measure is subtracted, of the same method and seed.
       why: why it is contradicted, in a sentence that says what was measured.
       left_out: rivals of the paper's that were not run, the strongest by its numbers first.
-      has_numbers: whether the paper prints numbers, by which the first one left out is its
-        strongest rival.
+      has_numbers: whether the paper prints numbers, by which the first one is its strongest.
       reversed_by: text of a claim: the same one, in an experiment nearer to the paper's.
     """
 
