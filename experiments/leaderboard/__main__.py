@@ -2,6 +2,7 @@
 
     python -m experiments.leaderboard [--tasks T ...] [--methods M ...]
     python -m experiments.leaderboard --method mine=package.module:factory [--space mine.x=0.5,0.9]
+    python -m experiments.leaderboard --keep-tuning     # final runs anew where only they changed
     python -m experiments.leaderboard --report          # writes the page; runs nothing
     python -m experiments.leaderboard --scale smoke     # the smallest one, in runs/leaderboard
 
@@ -19,8 +20,10 @@ from experiments.leaderboard.cells import (
     SMOKE,
     Scale,
     declared,
+    has_tuning,
     load,
     path_of,
+    run_again,
     run_cell,
     store,
 )
@@ -44,6 +47,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "--method", action="append", default=[], metavar="NAME=MODULE:FACTORY", help="your own row"
     )
     parser.add_argument("--space", nargs="+", default=[], metavar="NAME.H=VALUES", help="of yours")
+    parser.add_argument(
+        "--keep-tuning", action="store_true", help="where a cell's tuning is as declared, keep it"
+    )
     parser.add_argument("--scale", choices=("machine", "smoke"), default="machine")
     parser.add_argument("--out", type=Path, help="folder of the results")
     parser.add_argument("--page", type=Path, help="the page")
@@ -64,11 +70,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
         scale = SMOKE if is_smoke else Scale()
         for name in given.tasks:
             task = smoke(TASKS[name]) if is_smoke else TASKS[name]
-            run_task(name, task, {each: methods[each] for each in chosen}, scale, folder)
+            rows = {each: methods[each] for each in chosen}
+            run_task(name, task, rows, scale, folder, given.keep_tuning)
     page.write(folder, given.page or (folder / "leaderboard.md" if is_smoke else page.PAGE))
 
 
-def run_task(name: str, task: Task, methods: dict[str, Method], scale: Scale, folder: Path) -> None:
+def run_task(
+    name: str,
+    task: Task,
+    methods: dict[str, Method],
+    scale: Scale,
+    folder: Path,
+    keep_tuning: bool = False,
+) -> None:
     """Run the cells of a task that are not there yet.
 
     Args:
@@ -76,6 +90,7 @@ def run_task(name: str, task: Task, methods: dict[str, Method], scale: Scale, fo
       methods: the rows.
       scale: how much is run.
       folder: folder of all results.
+      keep_tuning: run a cell's final runs anew where its tuning is as declared.
 
     Raises:
       SystemExit: a stored cell was made under other conditions.
@@ -84,13 +99,17 @@ def run_task(name: str, task: Task, methods: dict[str, Method], scale: Scale, fo
     for method_name, method in methods.items():
         if method.refused(task) is not None:
             continue
-        if method_name in before:
-            if before[method_name]["declared"] != declared(task, method, scale):
-                place = path_of(folder, name, method_name)
-                raise SystemExit(f"{place} was made under other conditions; move it away first.")
+        stored = before.get(method_name)
+        if stored is not None and stored["declared"] == declared(task, method, scale):
             continue
+        if stored is not None and not (keep_tuning and has_tuning(stored, task, method, scale)):
+            place = path_of(folder, name, method_name)
+            raise SystemExit(f"{place} was made under other conditions; move it away first.")
         data = data or problem(task)
-        cell = run_cell(task, data, method_name, method, scale)
+        if stored is None:
+            cell = run_cell(task, data, method_name, method, scale)
+        else:
+            cell = run_again(stored, task, data, method, scale)
         store(folder, name, cell)
         spent = f"{cell['processor_seconds']} processor seconds"
         print(f"{name} {method_name}: {cell['chosen']}, {spent}", flush=True)

@@ -1,9 +1,9 @@
 """Run the cells of the leaderboard, and keep them.
 
 A cell is a method on a task. Tuning: ``fedjax_lab.tune`` with the same number of gradients for all
-methods, seeds 0 and 1, on images that no client has. Final runs: seeds 11 to 15, one ``sweep``; the
-test set is read by them only. All methods see the same partition, and with the same seed the same
-first model, cohorts and mini-batches.
+methods, seeds 0 and 1, on images that no client has. Final runs: seeds 11 to 20, each of which also
+divides the images among the clients; the test set is read by them only. With the same seed all
+methods see the same partition, first model, cohorts and mini-batches.
 
 A cell that is done is a file, results/TASK/METHOD.json, and is not run again.
 """
@@ -31,7 +31,7 @@ from fedjax_lab.tuning.search_result import SearchResult
 
 RESULTS = Path(__file__).parent / "results"
 FINGERPRINT_CLIENTS = 100
-TUNING_SEEDS, SEEDS = (0, 1), (11, 12, 13, 14, 15)
+TUNING_SEEDS = (0, 1)
 _EVALUATIONS = 30
 
 
@@ -42,15 +42,13 @@ class Scale:
     Attributes:
       points: points of the method with the most gradients in a local step; others get more.
       most_gradients: gradients in a local step of that method.
-      seeds: of the final runs.
     """
 
     points: int = 8
     most_gradients: int = 3
-    seeds: tuple[int, ...] = SEEDS
 
 
-SMOKE = Scale(points=2, most_gradients=2, seeds=(11, 12))
+SMOKE = Scale(points=2, most_gradients=2)
 
 
 def slug(name: str) -> str:
@@ -162,11 +160,55 @@ def run_cell(
         seconds = round(time.process_time() - began, 1)
         return {**cell, "chosen": None, "said": str(error), "processor_seconds": seconds}
     cell |= _tuning(name, found)
-    cell |= final_runs(build, cell["chosen"], task, problem, scale, rounds)
+    cell |= final_runs(build, cell["chosen"], task, problem, rounds)
     if (specified := specification(method)) is not None:
         cell["fingerprint"] = fingerprint(specified)
     cell["processor_seconds"] = round(time.process_time() - began, 1)
     return cell
+
+
+def has_tuning(cell: Mapping[str, Any], task: Task, method: Method, scale: Scale) -> bool:
+    """Return whether a cell was tuned as it would be today.
+
+    Args:
+      cell: stored cell.
+      task, method, scale: what it would be run with.
+    """
+    now = declared(task, method, scale)
+    return all(_tunes(cell["declared"][part]) == _tunes(now[part]) for part in now)
+
+
+def _tunes(part: Mapping[str, Any]) -> dict[str, Any]:
+    """What decides the tuning, of a part of what decides a cell."""
+    return {name: value for name, value in part.items() if name not in ("seeds", "one_draw")}
+
+
+def run_again(
+    cell: Mapping[str, Any], task: Task, problem: Problem, method: Method, scale: Scale
+) -> dict[str, Any]:
+    """Run the final runs of a cell anew, at the point that its tuning chose.
+
+    Args:
+      cell: stored cell.
+      task, problem, method, scale: as in ``run_cell``.
+
+    Raises:
+      KeyboardInterrupt: Ctrl-C ended the runs early.
+    """
+    began = time.process_time()
+    again = {**cell, "declared": declared(task, method, scale), "versions": versions()}
+    again.pop("milliseconds_a_round", None)  # of cells before ten partitions
+    if cell["chosen"] is None:
+        return again
+
+    def build(**point: Any) -> Any:
+        return method.build(task, problem, **point)
+
+    again |= final_runs(build, cell["chosen"], task, problem, cell["rounds"][-1])
+    specified = specification(method)
+    again["fingerprint"] = None if specified is None else fingerprint(specified)
+    spent = cell["processor_seconds"] + time.process_time() - began
+    return {**again, "processor_seconds": round(spent, 1)}
 
 
 def _tuning(name: str, found: SearchResult) -> dict[str, Any]:
@@ -186,7 +228,6 @@ def final_runs(
     point: Mapping[str, Any],
     task: Task,
     problem: Problem,
-    scale: Scale,
     rounds: int,
 ) -> dict[str, Any]:
     """Run a method at a point with all seeds.
@@ -195,57 +236,54 @@ def final_runs(
       build: hyperparameters -> the method.
       point: the hyperparameters.
       task, problem: the task and its data.
-      scale: its seeds, if the task has none of its own.
       rounds: of each run.
 
     Raises:
       KeyboardInterrupt: Ctrl-C ended the runs early.
     """
-    seeds = task.seeds or scale.seeds
-    result = sweep(
-        build,
-        problem.params,
-        problem.clients,
-        points=[point],
-        seeds=seeds,
-        rounds=rounds,
-        evaluate=problem.evaluate,
-        eval_every=max(1, rounds // _EVALUATIONS),
-        **task.options(),
-    )
-    if result.interrupted:  # it is no result
-        raise KeyboardInterrupt
-    history = {n: v[0] for n, v in result.history.items()}
-    runs = [
-        {
-            "seed": seed,
-            "scores": [_short(value, 5) for value in history["score"][i]],
-            **({"train": _short(history["train"][i, -1], 5)} if "train" in history else {}),
-            "bytes_up": int(history["bytes_up"][i, -1]),
-            "gradients": int(history["gradients"][i, -1]),
-        }
-        for i, seed in enumerate(seeds)
-    ]
-    milliseconds = 1000 * result.seconds / (len(seeds) * rounds)
-    return {
-        "rounds": [int(value) for value in result.rounds],
-        "runs": runs,
-        "milliseconds_a_round": _short(milliseconds, 3),
-    }
+    runs, passed = [], []
+    for seeds in [task.seeds] if task.one_draw else [(seed,) for seed in task.seeds]:
+        drawn = problem.redrawn(seeds[0])
+        result = sweep(
+            build,
+            drawn.params,
+            drawn.clients,
+            points=[point],
+            seeds=seeds,
+            rounds=rounds,
+            evaluate=drawn.evaluate,
+            eval_every=max(1, rounds // _EVALUATIONS),
+            **task.options(),
+        )
+        if result.interrupted:  # it is no result
+            raise KeyboardInterrupt
+        passed = [int(value) for value in result.rounds]
+        history = {n: v[0] for n, v in result.history.items()}
+        runs += [
+            {
+                "seed": seed,
+                "scores": [_short(value, 5) for value in history["score"][i]],
+                **({"train": _short(history["train"][i, -1], 5)} if "train" in history else {}),
+                "bytes_up": int(history["bytes_up"][i, -1]),
+                "gradients": int(history["gradients"][i, -1]),
+            }
+            for i, seed in enumerate(seeds)
+        ]
+    return {"rounds": passed, "runs": runs}
 
 
 def specification(method: Method) -> str | None:
     """Return what the fingerprint of a row depends on, as JSON; None: it has none.
 
-    Its hyperparameters are the first of each axis, so that all cells of a row have the same one. A
-    method that looks inside its model has none, and neither has one's own.
+    Its hyperparameters are the first of each axis that is not 0, so that all cells of a row have
+    the same one. A method that looks inside its model has none, and neither has one's own.
 
     Args:
       method: the row.
     """
     if method.looks_inside or is_own("algorithm", method.factory):
         return None
-    option = {name: axis[0] for name, axis in method.axes().items()}
+    option = {name: next(filter(None, axis)) for name, axis in method.axes().items()}
     option |= method.fixed_for(FINGERPRINT_CLIENTS)
     option.pop("client_lr", None)
     chosen: dict[str, Any] = {"algorithm": method.factory}

@@ -8,7 +8,7 @@ nobody, with the seeds of the cell. Nothing is tuned again. docs/leaderboard.md 
 
 import dataclasses
 
-from experiments.leaderboard.cells import RESULTS, Scale, final_runs, load
+from experiments.leaderboard.cells import RESULTS, final_runs, load
 from experiments.leaderboard.methods import METHODS
 from experiments.leaderboard.scores import rows_of
 from experiments.leaderboard.tasks import TASKS, Task, problem
@@ -32,7 +32,7 @@ def scores(name: str, task: Task) -> list[str]:
         def build(method=method, **point):
             return method.build(task, given, **point)
 
-        runs = final_runs(build, cell["chosen"], task, given, Scale(), task.rounds)
+        runs = final_runs(build, cell["chosen"], task, given, task.rounds)
         score = rows_of(task, {NAME: {**cell, **runs}})[NAME].score
         found.append(NOTHING if score is None else format_estimate(score, 2))
     return found

@@ -1,7 +1,8 @@
 """The methods of the leaderboard and the spaces in which they are tuned.
 
 Rates and other numbers without an upper limit have ranges, which a search extends if its best point
-lies at an end. Numbers below 1, such as a momentum, have lists, which it does not extend.
+lies at an end. Numbers below 1, such as a momentum, have lists, which it does not extend; they hold
+the value at which the method is a simpler one, where that is such a number.
 """
 
 import dataclasses
@@ -22,13 +23,13 @@ SPACE: Mapping[str, Axis] = {
     "server_lr": (0.3, 3.0),
     "prox_weight": (1e-3, 1.0),
     "perturbation_radius": (0.01, 0.5),
-    "momentum": [0.5, 0.8, 0.9, 0.95],
-    "mixing": [0.05, 0.1, 0.2, 0.5],
+    "momentum": [0.0, 0.5, 0.8, 0.9, 0.95],
+    "mixing": [0.05, 0.1, 0.2, 0.5, 1.0],
 }
 _ADAPTIVE = {"client_lr": (0.01, 1.0), "server_lr": (0.003, 0.3), "tau": [1e-4, 1e-3, 1e-2]}
-_EMA = [0.05, 0.1, 0.2, 0.5]
+_EMA = [0.05, 0.1, 0.2, 0.5, 1.0]
 _DECAY = [0.1, 0.5, 0.9]
-_RATIO = [0.1, 0.3, 0.6]
+_RATIO = [0.1, 0.3, 0.6, 1.0]
 
 
 @dataclasses.dataclass(frozen=True)

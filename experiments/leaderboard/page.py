@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from experiments.leaderboard import claims
-from experiments.leaderboard.cells import RESULTS, SEEDS, load, slug
+from experiments.leaderboard.cells import RESULTS, load, slug
 from experiments.leaderboard.figure import heat_map
 from experiments.leaderboard.methods import LEFT_OUT, METHODS
 from experiments.leaderboard.scores import Row, rows_of
-from experiments.leaderboard.tasks import TASKS, Task
+from experiments.leaderboard.tasks import SEEDS, TASKS, Task
 from experiments.studies import chance
 from experiments.studies.verdicts import CONTRADICTED
 from fedjax_lab.estimates import NOTHING, Estimate, format_estimate
@@ -86,9 +86,9 @@ _HEAD = f"""\
 
 Methods of the catalogue on small tasks that tell them apart. All methods are tuned by
 [`fedjax_lab.tune`](guides/tune.md) with the same number of gradients, and then run with
-{len(SEEDS)} other seeds. The tasks are small on purpose: Fashion-MNIST at 14 x 14 pixels and a
-network with one hidden layer, or Shakespeare's characters and an LSTM of 32 units; 60 or 90 rounds.
-A rank here says nothing about large models."""
+{len(SEEDS)} other seeds, each of which divides the data among the clients anew. The tasks are small
+on purpose: Fashion-MNIST at 14 x 14 pixels and a network with one hidden layer, or Shakespeare's
+characters and an LSTM of 32 units; 60 or 90 rounds. A rank here says nothing about large models."""
 
 _ROWS = """\
 **Level with it**: methods whose paired difference from the best one has a 95 % interval that
@@ -116,10 +116,10 @@ convex task. The darkest color stands for 5 points or 2 digits and more. Methods
 come first, then those with small gaps. Empty cells have not been run; a dot means that the method
 does not fit the task."""
 
-_COLUMNS = f"""\
+_COLUMNS = """\
 Click on a column's head to sort by it.
 
-- **Score**: mean over the last tenth of the rounds, mean ± 95 % interval over {len(SEEDS)} seeds.
+- **Score**: mean over the last tenth of the rounds, mean ± 95 % interval over the seeds.
   **Top** is the best evaluation of a run; it is chosen on the test set and rewards oscillation.
 - **Rank**: by score. In brackets, the ranks that the paired differences allow: methods whose 95 %
   interval lies above this method's come before it, those whose interval lies below come after it.
@@ -135,8 +135,9 @@ hyperparameters whose best value is the smallest or largest one tried; a better 
 **Tuning gradients**: mini-batch gradients per client and local step that the search spent. **Tuning
 scores**: those of the chosen point with both tuning seeds. **Rounds**: of a final run."""
 
-_LIMITS = """\
-- One partition serves all seeds of a task, so the intervals do not cover other partitions.
+_LIMITS = f"""\
+- All points were tuned on one partition. The final runs of a task have {len(SEEDS)} others, so
+  that the intervals cover partitions; `natural` has one set of roles and five seeds.
 - Tuning and final runs share a task's training images, but neither seeds nor the images that they
   score on. In the convex task, both score the distance to the optimum.
 - `natural` has 100 of 1,136 roles, a small network and 60 rounds; it scores on 500 sequences of the
@@ -154,9 +155,9 @@ _LIMITS = """\
   method far behind may have a better point that its search missed. On `skew-0.1`, `fedswa` is such
   a method: its search chose server_lr 0.25, with which it ends at 73.4 %; with FedAvg's rates and
   final_lr_ratio 0.6 it ends at 77.7 %.
-- Times are not shown: the cells ran beside other programs, so that the milliseconds a round that
-  they keep mean little. `python -m experiments.benchmarks.methods --methods all` measures what a
-  round of each method costs.
+- Times are not shown: the cells ran beside other programs.
+  `python -m experiments.benchmarks.methods --methods all` measures what a round of each method
+  costs.
 - 60 and 90 rounds are few. A method that is slow at first and good at last is behind here."""
 
 
@@ -194,8 +195,7 @@ better" compares this lead. If no method differed from another, {shows:.1f} of {
 would show by chance by one measure, and {contradicted:.1f} would be contradicted, which is likelier
 against the best of several rivals.
 
-An undecided claim is not an open one here: its interval says how large the difference can be. As in
-all tasks, one partition serves all seeds."""
+An undecided claim is not an open one here: its interval says how large the difference can be."""
     table = [["claim", "top", "tail", "verdict"]]
     table += [[_with_rivals(claim), *said] for claim, *said in found]
     whys = [f"- {c.text}: {c.why or 'not known'}." for c, *_, v in found if v == CONTRADICTED]

@@ -30,6 +30,7 @@ from fedjax_lab.types import Key, Params, PyTree
 CONVEX, ROLES, PLAY_ROLES = "convex", "shakespeare", "small plays"
 TEXTS = Path("runs/shakespeare")
 ORDER_SEED, PARTITION_SEED = 0, 0
+SEEDS = tuple(range(11, 21))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,7 +51,8 @@ class Task:
       compressor: what all methods send through; None: uncompressed messages.
       rate_factor: by which the ranges of client learning rates are moved.
       decay: by which the client's learning rate falls over all rounds, exponentially.
-      seeds: of the final runs; None: those of the scale.
+      seeds: of the final runs.
+      one_draw: whether all seeds share the clients; else each seed divides the images anew.
     """
 
     title: str
@@ -66,7 +68,8 @@ class Task:
     compressor: str | None = None
     rate_factor: float = 1.0
     decay: float = 1.0
-    seeds: tuple[int, ...] | None = None
+    seeds: tuple[int, ...] = SEEDS
+    one_draw: bool = False
 
     @property
     def unit(self) -> str:
@@ -76,8 +79,9 @@ class Task:
     def conditions(self) -> dict[str, Any]:
         """Return what decides the numbers of a run."""
         found = dataclasses.asdict(self)
-        usual = [n for n in ("rate_factor", "decay", "seeds") if found[n] in (1.0, None)]
-        return {n: found[n] for n in found if n not in ("title", "asks", "target", *usual)}
+        usual = {"rate_factor": 1.0, "decay": 1.0, "one_draw": False}
+        said = {n: found[n] for n in found if n not in ("title", "asks", "target")}
+        return {n: value for n, value in said.items() if n not in usual or usual[n] != value}
 
     def options(self) -> ScheduleOptions:
         """Return the keyword arguments of ``sweep`` and ``tune``."""
@@ -121,11 +125,10 @@ TASKS = {
     "few-data-decay": Task(
         title="Few data, falling learning rate",
         asks="As few data; the learning rate falls to 0.135 of the first, as it does over the "
-        "1,000 rounds of FedSWA's paper. Ten seeds.",
+        "1,000 rounds of FedSWA's paper.",
         rounds=90,
         **_FEW,
         decay=0.135,
-        seeds=tuple(range(11, 21)),
     ),
     "unequal": Task(
         title="Unequal sizes and unequal work",
@@ -152,6 +155,8 @@ TASKS = {
         images=0,
         hidden=(32,),
         rate_factor=10.0,
+        seeds=SEEDS[:5],
+        one_draw=True,
     ),
     "convex": Task(
         title="Convex",
@@ -181,7 +186,7 @@ def smoke(task: Task) -> Task:
       task: the task.
     """
     schedule = {**task.schedule, "cohort_size": 3, "local_steps": 2, "batch_size": 4}
-    small = dataclasses.replace(task, rounds=9, schedule=schedule, num_clients=6, seeds=None)
+    small = dataclasses.replace(task, rounds=9, schedule=schedule, num_clients=6, seeds=SEEDS[:2])
     if task.dataset == CONVEX:
         return small
     if task.dataset == ROLES:
@@ -203,6 +208,7 @@ class Problem(NamedTuple):
       model, preprocess: of methods that look inside the model; None in the convex task.
       score: (params, validation examples [B, ...]) -> [B], larger is better.
       evaluate: params -> {"score"} on the test set; with images also {"train"}.
+      redrawn: seed -> the problem with other clients; its functions but ``evaluate`` are the same.
     """
 
     clients: data.FederatedArrays
@@ -213,6 +219,7 @@ class Problem(NamedTuple):
     preprocess: Callable[..., Any] | None
     score: Callable[[Params, PyTree], jax.Array]
     evaluate: Callable[[Params], dict[str, jax.Array]]
+    redrawn: "Callable[[int], Problem]"
 
 
 def problem(task: Task) -> Problem:
@@ -223,7 +230,7 @@ def problem(task: Task) -> Problem:
     """
     if task.dataset in (ROLES, PLAY_ROLES):
         return _roles(task)
-    return _convex(task) if task.dataset == CONVEX else _images(task)
+    return _convex(task, PARTITION_SEED) if task.dataset == CONVEX else _images(task)
 
 
 def _images(task: Task) -> Problem:
@@ -245,8 +252,11 @@ def _images(task: Task) -> Problem:
             "train": 100 * on_train(params)["accuracy"],
         }
 
-    return Problem(
-        data.partition(own, task.partition, num_clients=task.num_clients, seed=PARTITION_SEED),
+    def clients(seed):
+        return data.partition(own, task.partition, num_clients=task.num_clients, seed=seed)
+
+    found = Problem(
+        clients(PARTITION_SEED),
         data.partition(held, "iid", num_clients=1, seed=0),
         lambda key: model.init(key, jnp.asarray(own.x[:1])),
         models.classification_loss(model.apply, preprocess),
@@ -254,7 +264,9 @@ def _images(task: Task) -> Problem:
         preprocess,
         lambda params, examples: 100 * counts(params, examples)[0],
         evaluate,
+        lambda seed: found._replace(clients=clients(seed)),
     )
+    return found
 
 
 def _roles(task: Task) -> Problem:
@@ -277,7 +289,7 @@ def _roles(task: Task) -> Problem:
         return models.answer_counts(model.apply, data.scored_per_row(examples))
 
     on_test, on_held = build_evaluation(counts(test), test), counts(held)
-    return Problem(
+    found = Problem(
         clients,
         data.partition(held, "iid", num_clients=1, seed=0),
         lambda key: model.init(key, jnp.asarray(test.x[:1])),
@@ -286,7 +298,9 @@ def _roles(task: Task) -> Problem:
         None,
         lambda params, examples: 100 * on_held(params, examples)[0],
         lambda params: {"score": 100 * on_test(params)["accuracy"]},
+        lambda seed: found,  # the roles are the clients
     )
+    return found
 
 
 def _halved(examples: data.Examples) -> data.Examples:
@@ -300,10 +314,10 @@ def _take(examples: data.Examples, chosen: np.ndarray) -> data.Examples:
     return data.Examples(examples.x[chosen], examples.y[chosen])
 
 
-def _convex(task: Task) -> Problem:
+def _convex(task: Task, seed: int) -> Problem:
     dim, scale = 30, 0.1  # curvatures from 0.1 to 2, so that rates are like those of images
     found = synthetic.quadratics(
-        task.num_clients, dim, condition=20.0, noise=0.5, examples_per_client=20, seed=0
+        task.num_clients, dim, condition=20.0, noise=0.5, examples_per_client=20, seed=seed
     )
     optimum = jnp.asarray(found.optimum, jnp.float32)
 
@@ -322,4 +336,5 @@ def _convex(task: Task) -> Problem:
         None,
         lambda params, examples: jnp.broadcast_to(digits(params), examples.y.shape),
         lambda params: {"score": digits(params)},
+        lambda seed: _convex(task, seed),
     )
