@@ -4,6 +4,7 @@
     python -m experiments.leaderboard --method mine=package.module:factory [--space mine.x=0.5,0.9]
     python -m experiments.leaderboard --keep-tuning     # final runs anew where only they changed
     python -m experiments.leaderboard --report          # writes the page; runs nothing
+    python -m experiments.leaderboard --scale points    # as many points for all methods
     python -m experiments.leaderboard --scale smoke     # the smallest one, in runs/leaderboard
 
 A cell is a method on a task. A finished cell is a file and is not run again.
@@ -16,10 +17,13 @@ from pathlib import Path
 
 from experiments.leaderboard import page
 from experiments.leaderboard.cells import (
+    AS_MANY_POINTS,
+    POINTS,
     RESULTS,
     SMOKE,
     Scale,
     declared,
+    gradients_per_step,
     has_tuning,
     load,
     path_of,
@@ -50,7 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--keep-tuning", action="store_true", help="where a cell's tuning is as declared, keep it"
     )
-    parser.add_argument("--scale", choices=("machine", "smoke"), default="machine")
+    parser.add_argument("--scale", choices=("machine", "points", "smoke"), default="machine")
     parser.add_argument("--out", type=Path, help="folder of the results")
     parser.add_argument("--page", type=Path, help="the page")
     parser.add_argument("--report", action="store_true", help="write the page; run nothing")
@@ -64,14 +68,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if name not in methods:
             parser.error(f"--methods has {name!r}; there are: {', '.join(methods)}")
     is_smoke = given.scale == "smoke"
-    folder = given.out or (Path("runs/leaderboard") if is_smoke else RESULTS)
+    scale, usual = {
+        "machine": (Scale(), RESULTS),
+        "points": (POINTS, AS_MANY_POINTS),
+        "smoke": (SMOKE, Path("runs/leaderboard")),
+    }[given.scale]
+    folder = given.out or usual
     if not given.report:
         chosen = given.methods or list(own or METHODS)
-        scale = SMOKE if is_smoke else Scale()
         for name in given.tasks:
             task = smoke(TASKS[name]) if is_smoke else TASKS[name]
             rows = {each: methods[each] for each in chosen}
             run_task(name, task, rows, scale, folder, given.keep_tuning)
+    if scale == POINTS:
+        folder = RESULTS  # the page has both
     page.write(folder, given.page or (folder / "leaderboard.md" if is_smoke else page.PAGE))
 
 
@@ -88,7 +98,7 @@ def run_task(
     Args:
       name, task: the task.
       methods: the rows.
-      scale: how much is run.
+      scale: how much is run; with ``POINTS``, rows with several gradients in a local step alone.
       folder: folder of all results.
       keep_tuning: run a cell's final runs anew where its tuning is as declared.
 
@@ -106,6 +116,8 @@ def run_task(
             place = path_of(folder, name, method_name)
             raise SystemExit(f"{place} was made under other conditions; move it away first.")
         data = data or problem(task)
+        if scale == POINTS and gradients_per_step(task, data, method) == 1:
+            continue
         if stored is None:
             cell = run_cell(task, data, method_name, method, scale)
         else:

@@ -30,6 +30,7 @@ from fedjax_lab.tuning.halving import equal_budgets
 from fedjax_lab.tuning.search_result import SearchResult
 
 RESULTS = Path(__file__).parent / "results"
+AS_MANY_POINTS = Path(__file__).parent / "as_many_points"
 FINGERPRINT_CLIENTS = 100
 TUNING_SEEDS = (0, 1)
 _EVALUATIONS = 30
@@ -49,6 +50,8 @@ class Scale:
 
 
 SMOKE = Scale(points=2, most_gradients=2)
+# The most that a method with one gradient in a local step has, for every method.
+POINTS = Scale(points=58, most_gradients=1)
 
 
 def slug(name: str) -> str:
@@ -133,7 +136,7 @@ def run_cell(
     def build(**point: Any) -> Any:
         return method.build(task, problem, **point)
 
-    first = build(**{n: axis[0] for n, axis in method.axes(task).items()})
+    first = build(**_first(task, method))
     params = problem.params(jax.random.key(0))
     rounds = task.rounds
     if task.compressor is not None:  # equal bytes
@@ -165,6 +168,19 @@ def run_cell(
         cell["fingerprint"] = fingerprint(specified)
     cell["processor_seconds"] = round(time.process_time() - began, 1)
     return cell
+
+
+def gradients_per_step(task: Task, problem: Problem, method: Method) -> int:
+    """Return how many gradients a method takes in a local step.
+
+    Args:
+      task, problem, method: as in ``run_cell``.
+    """
+    return method.build(task, problem, **_first(task, method)).gradients_per_step
+
+
+def _first(task: Task, method: Method) -> dict[str, Any]:
+    return {name: axis[0] for name, axis in method.axes(task).items()}
 
 
 def has_tuning(cell: Mapping[str, Any], task: Task, method: Method, scale: Scale) -> bool:

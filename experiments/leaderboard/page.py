@@ -9,16 +9,17 @@ from pathlib import Path
 from typing import Any
 
 from experiments.leaderboard import claims
-from experiments.leaderboard.cells import RESULTS, load, slug
+from experiments.leaderboard.cells import AS_MANY_POINTS, POINTS, RESULTS, load, slug
 from experiments.leaderboard.figure import heat_map
 from experiments.leaderboard.methods import LEFT_OUT, METHODS
-from experiments.leaderboard.scores import Row, rows_of
+from experiments.leaderboard.scores import Row, difference, ranks, rows_of, tails_of
 from experiments.leaderboard.tasks import SEEDS, TASKS, Task
 from experiments.studies import chance
 from experiments.studies.verdicts import CONTRADICTED
 from fedjax_lab.estimates import NOTHING, Estimate, format_estimate
 from fedjax_lab.machine.atomic_files import write_text
 from fedjax_lab.markdown import markdown_table
+from fedjax_lab.report.statistics import mean
 
 PAGE = Path(__file__).parents[2] / "docs" / "leaderboard.md"
 FIGURE = "images/leaderboard.svg"
@@ -36,7 +37,8 @@ def write(folder: Path = RESULTS, page: Path = PAGE) -> None:
       page: the file.
     """
     stored = {name: load(folder, name) for name in TASKS}
-    files = {page: text(stored)}
+    more = {name: load(AS_MANY_POINTS, name) for name in TASKS} if folder == RESULTS else {}
+    files = {page: text(stored, more)}
     files[page.parent / FIGURE] = heat_map(rows_of_tasks(stored), _names(stored))
     for name, cells in stored.items():
         if cells:
@@ -60,11 +62,12 @@ def _names(stored: Mapping[str, Cells]) -> list[str]:
     return list(dict.fromkeys([*METHODS, *(name for cells in stored.values() for name in cells)]))
 
 
-def text(stored: Mapping[str, Cells]) -> str:
+def text(stored: Mapping[str, Cells], more: Mapping[str, Cells] | None = None) -> str:
     """Return the page as Markdown, results first.
 
     Args:
       stored: task -> method -> cell.
+      more: the same, of rows that were tuned again with as many points as others.
     """
     found = rows_of_tasks(stored)
     parts = [_HEAD, "## At a glance", _glance(found), _ROWS, _MEMORY]
@@ -73,6 +76,7 @@ def text(stored: Mapping[str, Cells]) -> str:
     for name, rows in found.items():
         if rows:
             parts.append(_section(name, TASKS[name], rows))
+    parts += _as_many_points(stored, more or {})
     parts += _claims(stored.get(claims.TASK, {}))
     parts += ["## What the numbers do not say", _LIMITS]
     parts += ["## Running it", _run(stored), "## How much has been run"]
@@ -176,6 +180,34 @@ def _glance(found: Mapping[str, Mapping[str, Row]]) -> str:
         line += [f"{_shown(rows[best].score)} {task.unit}", ", ".join(level) or NOTHING]
         table.append([*line, NOTHING if gap is None else f"{_shown(gap)} {unit}"])
     return markdown_table(table, text=True)
+
+
+def _as_many_points(stored: Mapping[str, Cells], more: Mapping[str, Cells]) -> list[str]:
+    """Show what the methods with several gradients in a local step gain by a larger search."""
+    tasks = [name for name, cells in more.items() if cells]
+    if not tasks:
+        return []
+    tails = {name: tails_of(stored[name]) for name in tasks}
+    again = {name: tails_of(more[name]) for name in tasks}
+    methods = [name for name in METHODS if any(name in scores for scores in again.values())]
+    table = [["method", *tasks]]
+    for method in methods:
+        cells = []
+        for name in tasks:
+            if method not in again[name] or method not in tails[name]:
+                cells.append(NOTHING)
+                continue
+            now, before = again[name][method], tails[name][method]
+            gain = _shown(difference(now, before))
+            cells.append(f"{mean(now):.2f} ({gain}), {ranks({**tails[name], method: now}, method)}")
+        table.append([html.escape(method), *cells])
+    about = f"""\
+In the tables, a method with two or three gradients in a local step has 20 or 8 points, so that its
+search costs as much as another's. Here these methods had {POINTS.points} points each, as many as
+the largest search of the others, and so two or three times the gradients. A number is the score,
+in brackets its change against the table (paired over the seeds, 95 %), and then the ranks that the
+differences from all other rows of the table allow."""
+    return ["## With as many points", about, markdown_table(table)]
 
 
 def _claims(cells: Cells) -> list[str]:

@@ -46,10 +46,9 @@ def rows_of(task: Task, cells: Mapping[str, Mapping[str, Any]]) -> dict[str, Row
     order = sorted(tails, key=lambda name: -estimate(tails[name]).mean)
     rows = {}
     for place, name in enumerate(order, start=1):
-        low, high = ranks(tails, name)
         gap = difference(tails[order[0]], tails[name])
-        span = f"{low}" if low == high else f"{low}-{high}"
-        rows[name] = _row(task, cells[name], f"{place} ({span})", gap, tails[name], place == 1)
+        rank = f"{place} ({ranks(tails, name)})"
+        rows[name] = _row(task, cells[name], rank, gap, tails[name], place == 1)
     for name in cells:
         if name not in rows:
             rows[name] = _row(task, cells[name], "-", None, None, False)
@@ -66,8 +65,8 @@ def tails_of(cells: Mapping[str, Mapping[str, Any]]) -> dict[str, list[float]]:
     return {name: values for name, values in tails.items() if all(map(math.isfinite, values))}
 
 
-def ranks(tails: Mapping[str, Sequence[float]], name: str) -> tuple[int, int]:
-    """Return the best and the worst rank that the paired differences allow a method.
+def ranks(tails: Mapping[str, Sequence[float]], name: str) -> str:
+    """Return the best and the worst rank that the paired differences allow a method, as "2-5".
 
     Args:
       tails: method -> a score for each seed.
@@ -76,7 +75,8 @@ def ranks(tails: Mapping[str, Sequence[float]], name: str) -> tuple[int, int]:
     others = [difference(tails[other], tails[name]) for other in tails if other != name]
     ahead = sum(each.mean - (each.half_width or 0.0) > 0 for each in others)
     behind = sum(each.mean + (each.half_width or 0.0) < 0 for each in others)
-    return 1 + ahead, len(tails) - behind
+    low, high = 1 + ahead, len(tails) - behind
+    return f"{low}" if low == high else f"{low}-{high}"
 
 
 def difference(one: Sequence[float], other: Sequence[float]) -> Estimate:

@@ -92,6 +92,16 @@ def test_the_page_shows_cells_and_says_which_are_missing():
     assert ElementTree.fromstring(figure).tag.endswith("svg")
 
 
+def test_rows_with_as_many_points_show_their_gain_and_the_ranks_that_it_gives():
+    more = {"convex": {"fedsam": cell("fedsam", [1.9, 1.9, 2.1])}}
+    stored = {"convex": {**STORED, "fedsam": cell("fedsam", [1.0, 1.4, 1.2])}}
+    shown = page.text(stored, more).partition("## With as many points")[2]
+    low, high = stats.ttest_rel([1.9, 1.9, 2.1], [1.0, 1.4, 1.2]).confidence_interval(0.95)
+    gain = f"{(low + high) / 2:.2f} ± {(high - low) / 2:.2f}"
+    assert re.search(rf"\| fedsam +\| +1\.97 \({gain}\), 1 \|", shown)
+    assert "## With as many points" not in page.text(stored)
+
+
 def test_settings_are_those_of_the_cells():
     mine, *_, broken = csv.DictReader(io.StringIO(page.settings(STORED)))
     assert (mine["method"], mine["chosen"]) == ("fedavg", "client_lr 0.1, variant W")
@@ -109,11 +119,16 @@ def test_the_committed_page_is_that_of_the_stored_cells(tmp_path):
         assert (tmp_path / name).read_text("utf-8") == (page.PAGE.parent / name).read_text("utf-8")
 
 
-def test_stored_cells_are_whole_and_declared_as_today():
+@pytest.mark.parametrize(
+    ("folder", "scale"),
+    [(cells.RESULTS, cells.Scale()), (cells.AS_MANY_POINTS, cells.POINTS)],
+    ids=["results", "as many points"],
+)
+def test_stored_cells_are_whole_and_declared_as_today(folder, scale):
     for name, task in tasks.TASKS.items():
-        for method, stored in cells.load(cells.RESULTS, name).items():
+        for method, stored in cells.load(folder, name).items():
             place = f"{name}, {method}"
-            assert stored["declared"] == cells.declared(task, METHODS[method], cells.Scale()), place
+            assert stored["declared"] == cells.declared(task, METHODS[method], scale), place
             if stored["chosen"] is not None:
                 assert [run["seed"] for run in stored["runs"]] == list(task.seeds), place
                 assert {len(run["scores"]) for run in stored["runs"]} == {len(stored["rounds"])}
@@ -148,6 +163,29 @@ def test_a_cell_is_run_once_and_a_row_of_ones_own_is_the_only_one(tmp_path, monk
     monkeypatch.setattr(command, "smoke", lambda task: dataclasses.replace(task, rounds=10))
     with pytest.raises(SystemExit, match="other conditions"):
         command.main([*arguments, "--methods", "fedavg"])
+
+
+def test_final_runs_of_a_kept_tuning_are_those_of_a_whole_cell(tmp_path):
+    task, method = tasks.smoke(tasks.TASKS["skew-0.1"]), METHODS["fedavg"]
+    once = tasks.problem(task)
+    whole = cells.run_cell(task, once, "fedavg", method, cells.SMOKE)
+    old = {**whole, "runs": whole["runs"][:1]}
+    old["declared"] = {**whole["declared"], "task": {**whole["declared"]["task"], "seeds": [11]}}
+    assert cells.has_tuning(old, task, method, cells.SMOKE)
+    assert not cells.has_tuning(old, task, method, cells.Scale())
+    again = cells.run_again(old, task, once, method, cells.SMOKE)
+    for name in whole.keys() - {"processor_seconds"}:
+        assert again[name] == whole[name], name
+    assert [run["seed"] for run in again["runs"]] == list(task.seeds)
+
+
+def test_each_seed_divides_the_images_anew_and_all_methods_see_the_same():
+    task = tasks.smoke(tasks.TASKS["skew-0.1"])
+    one, other = tasks.problem(task), tasks.problem(task)
+
+    first, second = (one.redrawn(seed).clients.label_histogram() for seed in task.seeds)
+    assert not np.array_equal(first, second)
+    assert np.array_equal(first, other.redrawn(task.seeds[0]).clients.label_histogram())
 
 
 def test_the_convex_score_counts_digits_of_the_distance_to_the_optimum():
