@@ -142,7 +142,11 @@ METHODS: dict[str, Method] = {
     "mimelite": Method("mimelite", {"momentum": _DECAY}),
     "cfedavg": Method("cfedavg", {}, {"compressor": "top_k:0.9"}),
     "mifa": Method("mifa"),
-    "fafed": Method("fafed", {"momentum": _EMA, "second_moment_decay": _DECAY}, adapts_steps=True),
+    "fafed": Method(
+        "fafed",
+        {"client_lr": (1e-3, 0.1), "momentum": _EMA, "second_moment_decay": _DECAY},
+        adapts_steps=True,
+    ),
     "gradma_w": Method("gradma_w"),
     "fedmo": Method("fedmo", {"momentum": _EMA}),
     "fedspeed_ing": Method("fedspeed_ing", {"inertia": [0.1, 0.3, 0.6]}),
