@@ -39,7 +39,7 @@ class Evaluators(NamedTuple):
         taken = history.names(metrics)
         if lost and not (run.on_nonfinite == "stop" and chunks.is_finite()):
             return self._missing(run, chunks, history.rows, taken)
-        values = _scores("evaluate", self.evaluate, chunks.params, taken)
+        values = _scores("evaluate", self.evaluate, chunks.params, taken, _copied)
         if self.diagnose is None:
             return values
         return values | _scores("diagnose", self.diagnose, chunks.whole_state(), {*taken, *values})
@@ -56,7 +56,7 @@ class Evaluators(NamedTuple):
         if self.score_clients is None or run_progress.diverged:
             return None
         with run_progress.uncounted():
-            values = _scores("score_clients", self.score_clients, chunks.params, {"round"})
+            values = _scores("score_clients", self.score_clients, chunks.params, {"round"}, _copied)
         return {"round": run_progress.round, **values}
 
     def _missing(
@@ -78,10 +78,21 @@ class Evaluators(NamedTuple):
         return {name: as_value(np.full(np.shape(value), np.nan)) for name, value in known.items()}
 
 
-def _scores(argument: str, function: Callable[..., Any] | None, value: Any, taken: set[str]) -> Row:
-    """Convert the result of ``evaluate`` or ``diagnose`` for a row."""
-    # A copy of the tree, so that a function that changes a dict does not change the run's state.
-    scores = {} if function is None else function(jax.tree.map(lambda leaf: leaf, value))
+def _copied(leaf: jax.Array) -> jax.Array:
+    """Copy what the next rounds overwrite: the function may keep it, such as the best model."""
+    return jax.device_put(leaf, leaf.sharding, may_alias=False)
+
+
+def _scores(
+    argument: str,
+    function: Callable[..., Any] | None,
+    value: Any,
+    taken: set[str],
+    given: Callable[[Any], Any] = lambda leaf: leaf,
+) -> Row:
+    """Convert the result of ``evaluate`` or ``diagnose`` for a row; ``given`` makes its leaves."""
+    # A new tree, so that a function that changes a dict does not change the run's state.
+    scores = {} if function is None else function(jax.tree.map(given, value))
     check_scores(argument, scores, taken)
     try:
         return {name: as_value(score) for name, score in scores.items()}

@@ -113,9 +113,10 @@ def simulate(
         stragglers. The history then has ``simulated_seconds``. None: all clients are available, and
         time is not simulated.
       seed: seed of client sampling, mini-batches and everything random inside a round.
-      evaluate: params -> dict of numbers or arrays.
+      evaluate: params -> dict of numbers or arrays. It may keep the params.
       diagnose: state -> dict of numbers or arrays, called with each evaluation; such as
-        ``build_control_error`` of the recipe ``control_error`` returns.
+        ``build_control_error`` of the recipe ``control_error`` returns. Of the state it must copy
+        what it keeps: the next rounds take its memory.
       eval_every: rounds between evaluations, which are also the compiled chunks.
       client_map: how clients are mapped to devices; see ``fedjax_lab.clients.mapping``. "auto" lets
         the planner choose. "measure" times its two best plans for a few rounds each and remembers

@@ -51,6 +51,20 @@ def test_names_of_a_run_whose_first_row_is_its_last():
     assert np.isnan([row["norm"], row["largest"], *row["pair"]]).all()
 
 
+@pytest.mark.parametrize("client_map", ["vmap", "shard_map"])
+def test_the_model_that_evaluate_keeps_is_that_of_its_round(client_map):
+    kept = []
+
+    def evaluate(params):
+        kept.append(params)
+        return {}
+
+    run(FEDAVG, rounds=4, eval_every=1, evaluate=evaluate, client_map=client_map)
+    for rounds, params in enumerate(kept, start=1):
+        shorter = run(FEDAVG, rounds=rounds, eval_every=1, client_map=client_map)
+        np.testing.assert_array_equal(params["w"], shorter.params["w"])
+
+
 def test_scores_cannot_reach_into_the_run():
     def vandal(params):
         params["w"] = params["w"] * 0
