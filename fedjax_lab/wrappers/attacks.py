@@ -118,7 +118,8 @@ def with_attack(
       seed: seed that selects the attackers of the run: ``attackers(N, share, seed)``.
       strength: strength of the attack; None: the default in the table.
       num_classes: C; only for ``label_flip``, which needs examples with integer labels in the field
-        ``y``. If a label is C or larger, the loss of the attacker and of the round is NaN.
+        ``y``. If a label is C or larger, the loss of the attacker and of the round is NaN. Labels
+        below 0, of tokens that are not scored, stay.
 
     Raises:
       TypeError, ValueError: an argument is unknown, missing, superfluous or out of range; the
@@ -244,7 +245,10 @@ def _normal(key: Key, like: PyTree) -> PyTree:
 
 
 def _flip_labels(batch: ClientBatch, attacks: jax.Array, num_classes: Any) -> ClientBatch:
-    """Replace y by C - 1 - y in the batch of an attacker; only the labels are copied."""
+    """Replace y by C - 1 - y in the batch of an attacker; only the labels are copied.
+
+    A label below 0 stays: it marks a token that is not scored.
+    """
     if batch.source is not None:
         return batch._replace(source=_flipped(batch.source, attacks, num_classes))
     full = batch.full_examples
@@ -264,7 +268,7 @@ def _flipped(examples: PyTree, attacks: jax.Array, num_classes: int) -> PyTree:
     other = num_classes - 1 - labels
     # A label without a class, so that the loss is NaN; JAX counts negative labels from the end.
     other = jnp.where(labels < num_classes, other, jnp.iinfo(labels.dtype).max)
-    flipped = jnp.where(attacks, other, labels).astype(labels.dtype)
+    flipped = jnp.where(attacks & (labels >= 0), other, labels).astype(labels.dtype)
     return (
         {**examples, "y": flipped} if isinstance(examples, dict) else examples._replace(y=flipped)
     )

@@ -7,6 +7,7 @@ import pytest
 from scipy import stats
 
 from fedjax_lab import (
+    CohortBatch,
     algorithms,
     build_round,
     data,
@@ -310,6 +311,28 @@ def test_a_label_beyond_the_classes_is_no_other_class():
     state = attacked.init(jnp.zeros((64, 10)), 4)
     _, metrics = jax.jit(attacked.round_fn)(state, drawn)
     assert jnp.isnan(metrics["loss"])
+
+
+def test_tokens_that_are_not_scored_stay_so():
+    """One step from 0, where a word's probability is 1/C: its gradient is known for flipped y."""
+    words, lr = 5, 0.5
+    loss = models.answer_loss(lambda params, x, key: params[x])
+    algorithm = with_attack(
+        algorithms.fedavg(loss, client_lr=lr), "label_flip", share=1.0, num_classes=words
+    )
+    x, y = np.array([[0, 1, 2], [3, 4, 0]]), np.array([[1, -1, 4], [-1, 0, -1]])
+    examples = data.Examples(jnp.asarray(x)[:, None, None], jnp.asarray(y)[:, None, None])
+    batch = CohortBatch(jnp.arange(2), examples, jax.random.key(0), jnp.int32(0))
+    state = algorithm.init(jnp.zeros((words, words)), 2)
+    state, metrics = build_round(algorithm, "scan")(state, batch)
+    expected = np.zeros((words, words))
+    for tokens, targets in zip(x, y, strict=True):
+        scored = targets >= 0
+        for token, target in zip(tokens[scored], targets[scored], strict=True):
+            gradient = 1 / words - (np.arange(words) == words - 1 - target)
+            expected[token] -= lr * gradient / scored.sum() / 2
+    np.testing.assert_allclose(state.server.params, expected, atol=1e-6)
+    assert metrics["participants"] == 2
 
 
 def test_examples_without_labels():
