@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 
 from fedjax_lab.machine.atomic_files import write_atomically
@@ -56,6 +57,9 @@ class SearchLog:
         if found["states"]:
             with np.load(self._folder / found["states"], allow_pickle=False) as file:
                 leaves = [file[f"leaf{i}"] for i in range(len(file.files))]
+            # NumPy forgets what bfloat16 is, but for its size.
+            dtypes = found.get("dtypes", [leaf.dtype for leaf in leaves])
+            leaves = [leaf.view(jnp.dtype(d)) for leaf, d in zip(leaves, dtypes, strict=True)]
             for i, place in enumerate(found["held"]):
                 candidates[place].leaves = [leaf[i] for leaf in leaves]
         trials = [Trial(**{**t, "score": _number(t["score"])}) for t in found["trials"]]
@@ -70,9 +74,10 @@ class SearchLog:
         before = self._done.get(name, {}).get("states")
         held = [place for place, candidate in enumerate(candidates) if candidate.leaves is not None]
         states = None
+        arrays: dict[str, Any] = {}
         if held:
             leaves = zip(*(candidates[place].leaves or [] for place in held), strict=True)
-            arrays: Any = {f"leaf{i}": np.stack(leaf) for i, leaf in enumerate(leaves)}
+            arrays = {f"leaf{i}": np.stack(leaf) for i, leaf in enumerate(leaves)}
             # A name of its own: an interruption before the last line leaves the old pair.
             states = f"{hashlib.sha256(name.encode()).hexdigest()[:16]}-{rungs}-{len(trials)}.npz"
             with write_atomically(self._folder / states, "wb") as file:
@@ -89,6 +94,7 @@ class SearchLog:
             "lanes": said,
             "held": held,
             "states": states,
+            "dtypes": [str(leaf.dtype) for leaf in arrays.values()],
             "trials": listed,
         }
         write_json(self._folder / TRIALS, {"search": self._digest, "methods": self._done})

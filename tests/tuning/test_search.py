@@ -3,10 +3,12 @@
 import json
 import sys
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from fedjax_lab.tuning import search_log as search_log_module
+from fedjax_lab.tuning.candidates import Candidate
 from fedjax_lab.tuning.halving import equal_budgets, rungs
 from fedjax_lab.tuning.proposals import Even, Sampled, check_sampler
 from fedjax_lab.tuning.search import Search
@@ -64,6 +66,17 @@ def points_of(trials, rounds=PLAN.rounds[0]):
 def shown(trials):
     """NaN is not equal to itself."""
     return list(map(str, trials))
+
+
+def test_states_of_any_dtype_are_read_as_they_were(tmp_path):
+    leaves = [np.arange(6.0).reshape(2, 3).astype(jnp.bfloat16), np.float32(0.1), np.ones(2, bool)]
+    there = Candidate({"client_lr": 0.1}, 0, rounds=3, score=1.0, leaves=[*map(np.array, leaves)])
+    SearchLog(tmp_path, {}).save("m", 1, [Candidate({"client_lr": 0.2}, 0), there], [])
+    rungs_done, (_, read), _ = SearchLog(tmp_path, {}).load("m")
+    assert rungs_done == 1
+    for leaf, expected in zip(read.leaves, leaves, strict=True):
+        assert leaf.dtype == expected.dtype
+        np.testing.assert_array_equal(jnp.asarray(leaf), jnp.asarray(expected))
 
 
 @pytest.mark.parametrize("sampler", SAMPLERS)
