@@ -12,12 +12,19 @@ import numpy as np
 import optax
 import pytest
 
-from fedjax_lab import algorithms, data, simulate, sweep
+from fedjax_lab import algorithms, build_round, data, simulate, sweep, with_dp
 from fedjax_lab.clients.metrics import OWN_METRICS
 from fedjax_lab.data.cohort import Schedule
 from fedjax_lab.recipes.control_error import build_control_error
 from fedjax_lab.recipes.flatness import loss_surface
-from tests.simulation.test_run import assert_same_bits, first_params, loss_fn, make_clients, run
+from tests.simulation.test_run import (
+    N,
+    assert_same_bits,
+    first_params,
+    loss_fn,
+    make_clients,
+    run,
+)
 
 
 def with_metrics(params, examples, key):
@@ -123,6 +130,17 @@ def test_diagnostics_and_landscapes_take_such_a_loss():
         both = build(loss_fn), build(with_metrics)
         assert jax.tree.leaves(both[0])
         jax.tree.map(np.testing.assert_array_equal, *both)
+
+
+def test_no_metric_of_a_private_round_can_be_that_of_a_loss():
+    """``finite_clients`` of a loss was taken for the share of the clients that are finite."""
+    algorithm = with_dp(algorithms.fedavg(loss_fn, client_lr=0.1), 1.0, 1.0, adaptive_quantile=0.5)
+    batch = data.draw_batch(
+        make_clients(), jax.random.key(0), 0, cohort_size=3, local_steps=1, batch_size=2
+    )
+    state = algorithm.init(first_params(), N)
+    _, metrics = jax.eval_shape(build_round(algorithm, "vmap"), state, batch)
+    assert metrics.keys() <= OWN_METRICS
 
 
 @pytest.mark.parametrize("name", sorted(OWN_METRICS))
