@@ -194,15 +194,17 @@ class Algorithm:
         """
         server, _ = jax.eval_shape(lambda params: self.start(params, MANY_CLIENTS, None), params)
         round = jax.ShapeDtypeStruct((), jnp.int32)
-        up, down, extra, parts = 0, 0, 0, None
+        up, down, extra, extra_down, parts = 0, 0, 0, 0, None
         for phase in self.phases:
             if not phase.once:
-                up += phase.costs.sent(phase.message_like(params))
-                received = jax.eval_shape(phase.broadcast, server, round)
-                down += phase.costs.down(received, params)
-                extra += phase.costs.extra
-                parts = phase.costs.parts
-        return Traffic(up, down, parts, 0 if parts is None else extra)
+                costs = phase.costs
+                sent = costs.sent(phase.message_like(params))
+                received = costs.down(jax.eval_shape(phase.broadcast, server, round), params)
+                up, down = up + sent, down + received
+                extra += sent if "up" in costs.whole else costs.extra
+                extra_down += received if "down" in costs.whole else 0
+                parts = costs.parts
+        return Traffic(up, down) if parts is None else Traffic(up, down, parts, extra, extra_down)
 
     @property
     def gradients_per_step(self) -> int:

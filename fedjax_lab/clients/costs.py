@@ -32,6 +32,8 @@ class Costs(NamedTuple):
       down: (what ``broadcast`` returns, params) -> bytes that a client receives.
       parts: (n, client ids -> number of parts); each client sends and receives this number of n-th
         parts of the bytes, but all of ``extra``. None: whole messages.
+      whole: "up" or "down" or both: the directions in which a client's bytes are those of a whole
+        message in spite of ``parts``, because the message is encoded.
       gradients: gradients that a client computes in one local step.
     """
 
@@ -40,6 +42,7 @@ class Costs(NamedTuple):
     up: Callable[[dict[str, PyTree]], int] = tree.nbytes
     down: Callable[[PyTree, Params], int] = lambda received, _: tree.nbytes(received)
     parts: Parts | None = None
+    whole: tuple[str, ...] = ()
     gradients: int = 1
 
     def sent(self, message: Mapping[str, PyTree]) -> int:
@@ -65,12 +68,14 @@ class Traffic(NamedTuple):
       down: bytes of all that a client receives, likewise.
       parts: as in ``Costs``.
       extra: bytes among ``up`` that a client sends in full, whatever its parts; 0 without parts.
+      extra_down: bytes among ``down`` that it receives in full, likewise.
     """
 
     up: int
     down: int
     parts: Parts | None = None
     extra: int = 0
+    extra_down: int = 0
 
     def of_round(self, cohort: Cohort, metrics: Metrics) -> Metrics:
         """Compute the metrics of a round that count bytes; traced.
@@ -89,9 +94,12 @@ class Traffic(NamedTuple):
             parts = jnp.where(cohort.participates, parts_of(cohort.client_ids), 0).sum()
             found["message_parts"] = parts.astype(everybody.dtype)
             senders = found["message_parts"] * happens / whole
-        bytes_up, bytes_down = senders * float(self.up - self.extra), senders * float(self.down)
-        if self.extra:
-            bytes_up = bytes_up + everybody * happens * float(self.extra)
+
+        def total(size: int, extra: int) -> jax.Array:
+            scaled = senders * float(size - extra)
+            return scaled + everybody * happens * float(extra) if extra else scaled
+
+        bytes_up, bytes_down = total(self.up, self.extra), total(self.down, self.extra_down)
         return {**found, "bytes_up": bytes_up, "bytes_down": bytes_down}
 
     def of_rounds(self, metrics: Mapping[str, np.ndarray]) -> tuple[int, int]:
@@ -104,8 +112,11 @@ class Traffic(NamedTuple):
         parts = metrics.get("message_parts", metrics["participants"])
         sent, messages = (round((n * happens).sum()) for n in (parts, metrics["participants"]))
         whole = 1 if self.parts is None else self.parts[0]
-        scaled = self.up - self.extra
-        return sent * scaled // whole + messages * self.extra, sent * self.down // whole
+
+        def total(size: int, extra: int) -> int:
+            return sent * (size - extra) // whole + messages * extra
+
+        return total(self.up, self.extra), total(self.down, self.extra_down)
 
     def of_clients(self, num_clients: int) -> tuple[Any, Any]:
         """Compute the bytes that each client sends and receives in a round: numbers or float [N].
@@ -117,4 +128,5 @@ class Traffic(NamedTuple):
             return self.up, self.down
         whole, parts_of = self.parts
         share = np.asarray(parts_of(jnp.arange(num_clients))) / whole
-        return share * (self.up - self.extra) + self.extra, share * self.down
+        up = share * (self.up - self.extra) + self.extra
+        return up, share * (self.down - self.extra_down) + self.extra_down

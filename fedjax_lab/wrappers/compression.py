@@ -244,7 +244,7 @@ def _compress_messages(phase: Phase, place: Place, up, error_feedback, scope, in
     def packed(message):
         return sum(_packed_bytes(up, field, scope) for field in message.values())
 
-    costs = phase.costs._replace(up=packed, derived=(), parts=None)
+    costs = phase.costs._replace(up=packed, derived=(), whole=(*phase.costs.whole, "up"))
     return phase._replace(client_update=client_update, costs=costs)
 
 
@@ -279,11 +279,12 @@ def _compress_broadcast(
         packed = sum(_packed_bytes(down, vector, scope) for vector in vectors)
         return packed + phase.costs.down(received, params) - tree.nbytes(vectors)
 
+    costs = phase.costs._replace(down=received_bytes, whole=(*phase.costs.whole, "down"))
     # The copies change even in a round without participants, so the state must be restored.
     return phase._replace(
         broadcast=broadcast,
         server_update=server_update,
-        costs=phase.costs._replace(down=received_bytes),
+        costs=costs,
         if_nobody="restored",
     )
 

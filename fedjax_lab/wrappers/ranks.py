@@ -63,8 +63,8 @@ def with_ranks(
     A client of rank r receives the first r columns of each ``down`` and the first r rows of each
     ``up``, and the same part of everything else that the method broadcasts or stores for it
     (control variates, momenta). The bytes of a round count only this part: r / r_max of a message.
-    Single numbers beside it, such as the steps that FedNova sends, count in full. If the method has
-    a compressor, the bytes are those of the compressed message, whose size is the same for every
+    Single numbers beside it, such as the steps that FedNova sends, count in full. So do messages
+    in a direction that has a compressor, or with secure aggregation: they are as long for every
     rank.
 
     Args:
@@ -111,8 +111,6 @@ def with_ranks(
 
     def change(phase, place):
         phase = _truncated(phase, algorithm, table, largest, padded == "adapters")
-        if "compression" in algorithm.wrappers:
-            return phase
         parts = (largest, lambda client_ids: _ranks_of(table, client_ids))
         return phase._replace(costs=phase.costs._replace(parts=parts))
 

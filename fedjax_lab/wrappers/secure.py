@@ -298,7 +298,8 @@ def _secure(
         numbers = sum(leaf.size for leaf in jax.tree.leaves(message))
         return -(-numbers * bits // 8)
 
-    costs = phase.costs._replace(up=encoded_bytes, derived=(), extra=0, parts=None)
+    whole = (*phase.costs.whole, "up")
+    costs = phase.costs._replace(up=encoded_bytes, derived=(), extra=0, whole=whole)
     return stack_all(phase)._replace(server_update=server_update, costs=costs)
 
 

@@ -21,6 +21,7 @@ from fedjax_lab import (
     with_dp,
     with_frozen,
     with_ranks,
+    with_secure_aggregation,
 )
 from fedjax_lab.simulation.evaluate import build_evaluation
 from tests.models.test_decoder import CONFIGS
@@ -160,6 +161,37 @@ def test_a_number_beside_the_adapters_is_sent_whole(x64):
     np.testing.assert_array_equal(traffic.of_clients(S), [expected + 4, expected])
     rounds = {name: np.repeat(metrics[name], 2) for name in ("participants", "message_parts")}
     assert traffic.of_rounds(rounds) == (2 * (expected + 4).sum(), 2 * expected.sum())
+
+
+def test_encoded_messages_are_whole_and_others_as_long_as_the_rank(x64):
+    """Against the method without ranks in a direction that has an encoding, else without it."""
+    ranks = np.array([1, 2, 1])
+    adapters = {"kernel": models.lora.Adapter(jnp.asarray(Linear.down), jnp.asarray(Linear.up))}
+
+    def loss(adapters, examples, key):
+        merged = models.merge_adapters({"kernel": Linear.kernel}, adapters)
+        return Linear.loss(merged, examples, key)
+
+    plain, part = algorithms.fedavg(loss, client_lr=LR), 8 * ranks * (M + N)
+    up = functools.partial(with_compression, compressor="top_k:0.5")
+    both = functools.partial(up, downlink="sign")
+    secure = functools.partial(with_secure_aggregation, bits=16, clip=1.0)
+    for algorithm, alone, of_down in (
+        (with_ranks(up(plain), ranks), up(plain), part),
+        (up(with_ranks(plain, ranks)), up(plain), part),
+        (with_ranks(both(plain), ranks), both(plain), both(plain).downlink(adapters)),
+        (both(with_ranks(plain, ranks)), both(plain), both(plain).downlink(adapters)),
+        (secure(with_ranks(plain, ranks)), secure(plain), part),
+    ):
+        expected = np.broadcast_arrays(alone.uplink(adapters), of_down, ranks)[:2]
+        traffic = algorithm.traffic(adapters)
+        np.testing.assert_array_equal(traffic.of_clients(S), expected)
+        rounds = {"participants": np.array([S, S]), "message_parts": np.full(2, ranks.sum())}
+        assert traffic.of_rounds(rounds) == tuple(2 * np.sum(expected, 1))
+    algorithm = with_ranks(up(plain), ranks)
+    metrics = build_round(algorithm, "vmap")(algorithm.init(adapters, S), Linear.batch())[1]
+    assert float(metrics["bytes_up"]) == S * up(plain).uplink(adapters)
+    assert float(metrics["bytes_down"]) == part.sum()
 
 
 def test_ranks_that_do_not_fit():
