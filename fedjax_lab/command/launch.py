@@ -26,6 +26,7 @@ from fedjax_lab.simulation.stop import compiles_still
 from fedjax_lab.storage.run_dir import METRICS, PARTITION, SUMMARY, read_config, read_metrics
 
 DIVERGED, INTERRUPTED = 3, 130
+_SCORES = "worst_10_percent_"  # of every run's summary, when the clients have been scored
 
 
 def start(cpu_devices: int | None = None, quiet: bool = False) -> None:
@@ -143,7 +144,10 @@ def finished_before(config: RunConfig) -> dict[str, Any] | None:
         diverged = summary["stopped"] == "diverged"
         is_whole = not summary["interrupted"] and (diverged or summary["round"] == before["rounds"])
         is_same = before["run_config"] == json.loads(json.dumps(config.record()))
-        is_scored = (path / PARTITION).exists()  # which a run writes last
+        # What a run writes last; the partition's file may be that of a shorter run.
+        is_scored = (path / PARTITION).exists() and any(
+            name.startswith(_SCORES) for name in summary
+        )
         if not (is_whole and is_same and is_scored and are_the_data_of(before, config)):
             return None
     except (OSError, ValueError, KeyError, TypeError):

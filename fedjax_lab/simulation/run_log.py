@@ -176,7 +176,8 @@ class RunLog:
     or to read its part, the others wait for it for minutes, and no older checkpoint is tried.
 
     A larger number of ``rounds`` extends a run. It is written to config.json first. From then on,
-    checkpoints inside a chunk of the longer run, where the shorter one ended, are ignored.
+    checkpoints inside a chunk of the longer run, where the shorter one ended, are ignored, and
+    there is no summary.json until the run ends again.
 
     Args:
       run_dir: the directory, or None.
@@ -245,6 +246,8 @@ class RunLog:
                 f"has no checkpoint at a multiple of eval_every ({eval_every}) to continue from. "
                 "Choose another directory."
             )
+        if read_config(self._path).get("rounds") != rounds:
+            self._drop_summary()
         write_rounds(self._path, config)
 
     def resume(self, chunks: Saved) -> tuple[list[Row], tuple[float, float]]:
@@ -328,6 +331,7 @@ class RunLog:
             times = {"seconds": seconds, "compile_seconds": compile_seconds}
             self._all_times.append({"round": rows[0]["round"], **times})
             with disk_full_in_one_line(self._path):
+                self._drop_summary()
                 for row in rows:
                     self._metrics.append(row)
                 self._times.append(self._all_times[-1])
@@ -367,8 +371,13 @@ class RunLog:
                 extra = {"rows": rows, "times": list(self._all_times)}
                 self._checkpoints.save(round, state, extra, params)
 
+    def _drop_summary(self) -> None:
+        """Delete summary.json, which describes an earlier end of the run, and another model."""
+        assert self._path is not None
+        (self._path / SUMMARY).unlink(missing_ok=True)
+
     def summarise(self, **summary: Any) -> None:
-        """Write summary.json."""
+        """Write summary.json, which a run that goes on does not have."""
         if self._path is not None:
             with disk_full_in_one_line(self._path):
                 write_json(self._path / SUMMARY, plain_row(summary))

@@ -15,6 +15,7 @@ from fedjax_lab import algorithms, build_round, forget_signal, simulate
 from fedjax_lab.command.config import RunConfig
 from fedjax_lab.command.runner import run as run_config
 from fedjax_lab.data.cohort import Schedule
+from fedjax_lab.report.distribution import client_scores
 from fedjax_lab.report.runs import load_runs
 from fedjax_lab.simulation import run_log
 from tests.simulation.test_run import (
@@ -189,6 +190,31 @@ def test_stop_when_ends_a_run_like_one_of_so_many_rounds(tmp_path):
     last = run(**settings, stop_when=after(8))
     assert last.stopped is None  # it was the last round anyway
     assert_same_runs(whole, last, tmp_path / "whole", tmp_path / "stopped")
+
+
+def test_a_run_that_goes_on_has_no_summary_of_its_former_end(tmp_path):
+    """If it is killed, or read meanwhile, nothing says that it ended, or scores another model."""
+
+    def killed_at(round):
+        def stop_when(row):
+            if row["round"] == round:
+                raise RuntimeError("killed")
+
+        return stop_when
+
+    summary = tmp_path / "summary.json"
+    run(rounds=8, run_dir=tmp_path, stop_when=after(2))
+    summary.write_text(json.dumps({**read(summary), "client_test_accuracy": [0.5, 0.25]}))
+    with pytest.raises(RuntimeError, match="killed"):
+        run(rounds=8, run_dir=tmp_path, stop_when=killed_at(4))
+    [found] = load_runs([tmp_path])
+    assert (found.rows[-1]["round"], found.summary, client_scores(found)) == (4, {}, [])
+    run(rounds=8, run_dir=tmp_path)
+    assert read(summary)["round"] == 8
+    with pytest.raises(RuntimeError, match="killed"):  # before there is a new row
+        run(rounds=10, run_dir=tmp_path, stop_when=killed_at(8))
+    assert read(tmp_path / "config.json")["rounds"] == 10
+    assert not summary.exists()
 
 
 def test_stop_when_is_asked_of_the_rows_from_before_an_interruption(tmp_path):
