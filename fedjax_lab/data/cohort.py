@@ -279,6 +279,9 @@ class Schedule(NamedTuple):
                 num_steps = steps
         if expected is not None and self.devices is not None:
             expected = expected * (1 - self.devices.dropout)
+        if expected is not None and clients.local_steps is not None:  # with 0, none takes part
+            takes_part = (clients.local_steps > 0) & (clients.sizes > 0)
+            expected = expected * takes_part.sum() / clients.num_available
         holders = ids
         if has_empty_slots:  # a padded slot reads what a client of the cohort does, or anyone
             someone = 0 if clients.nonempty is None else clients.nonempty[0]

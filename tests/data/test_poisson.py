@@ -96,6 +96,18 @@ def test_batches_have_padded_slots():
     assert everybody.expected_size is None
 
 
+def test_clients_without_local_steps_are_not_expected():
+    sizes, steps = np.where(np.arange(N) < 10, 0, 4), np.where(np.arange(N) < 40, 2, 0)
+    clients, key = federation(sizes), jax.random.key(0)
+    settings = {"cohort_size": EXPECTED, "batch_size": 2, "sampling": "poisson"}
+    came = []
+    for t in range(200):
+        batch = data.draw_batch(clients, key, t, local_steps=steps, **settings)
+        came.append((np.asarray(batch.participates) & (np.asarray(batch.num_steps) > 0)).sum())
+    assert batch.expected_size == pytest.approx(EXPECTED * 30 / 50)
+    assert abs(np.mean(came) - EXPECTED * 30 / 50) < 0.7  # four standard errors
+
+
 def test_all_clients_when_all_are_expected():
     ids, came = cohorts(federation(np.full(N, 2)), 3, expected=N)
     np.testing.assert_array_equal(ids, np.tile(np.arange(N), (3, 1)))
