@@ -64,7 +64,8 @@ def mifa(
         "gradient", which is that divided by the round's client_lr, and multiplied by the
         present one when it is used (MIFA). They differ where client_lr falls.
       start: "zeros": clients not seen yet count as a change of 0; "wait": the model waits at
-        x_0 until all have taken part.
+        x_0 until all have taken part, which a client without data never does; ``server_updates``
+        is 0 until then.
     """
     return _mifa("mifa", LocalTraining(loss_fn, **common), server_lr, table, start)
 
@@ -120,11 +121,13 @@ def _mifa(name, training, server_lr, table, start, momentum=None):
         unit = training.rate(cohort.round) if keeps_gradients else 1.0
         rate = at_round(server_lr, cohort.round) * unit
         params = tree.descend(server.params, rate, step)
+        metrics = {"delta_norm": unit * tree.norm(mean_row)}
         if waits:
             seen = server.seen.at[cohort.client_ids].max(cohort.participates, mode="drop")
             still = server.params, server.momentum
             params, m = tree.where(seen.all(), (params, m), still)
-        metrics = {"delta_norm": unit * tree.norm(mean_row)}
+            steps = seen.all() & cohort.participates.any()
+            metrics["server_updates"] = steps.astype(cohort.weights.dtype)
         return MIFAServer(params, mean_row, m, seen), metrics
 
     phase = Phase(broadcast_params, client_update, server_update, reduce={"row_change": "sum"})

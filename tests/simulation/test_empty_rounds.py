@@ -245,3 +245,15 @@ def test_a_round_whose_clients_are_not_finite_has_a_loss_that_is_not_finite():
     assert math.isnan(row["loss"])
     assert row["mine"] == 7 / 4
     assert row["nonfinite_clients"] == 3
+
+
+def test_rows_say_that_the_model_waits_for_clients_without_data():
+    """Of clients that all take part in each round, the last one of the longer list has no data."""
+    algorithm = algorithms.mifa(loss_fn, client_lr=0.1, start="wait")
+    whole = {"rounds": 2, "eval_every": 2, "cohort_size": N, "client_map": "scan"}
+    owners = np.repeat(np.arange(N), 2)
+    for more, steps in ((0, 1.0), (1, 0.0)):
+        clients = data.partition(make_clients().examples, owners, num_clients=N + more, min_size=0)
+        [row] = simulate(algorithm, PARAMS, clients, **SETTINGS | whole).history
+        assert row["server_updates"] == steps
+        assert math.isnan(row["delta_norm"]) == (more > 0)
