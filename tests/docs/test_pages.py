@@ -376,6 +376,7 @@ def test_train_clients_otherwise(capsys):
     losses = page["swept"].history["loss"][:, 0, -1]
     assert len(set(losses.tolist())) > 1  # the norms make a difference
     assert np.isfinite(losses).all()
+    assert page["own_state"].state.clients.count.sum() == 2 * 5 * 5  # Adam's steps of both rounds
 
 
 def test_on_a_cluster():
