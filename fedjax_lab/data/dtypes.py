@@ -9,6 +9,11 @@ import numpy as np
 from fedjax_lab.types import PyTree
 
 _CHUNK = 1 << 20
+_TEXT = " Replace each text by a number, the same in all arrays."
+_HINTS = {  # what to do about an array that is not numeric, by the kind of its dtype
+    **dict.fromkeys("SUT", _TEXT),
+    "O": " Convert numbers, for example by array.astype(np.float32)." + _TEXT,
+}
 
 
 def stored_dtype(name: str, array: np.ndarray) -> np.dtype:
@@ -30,7 +35,8 @@ def stored_dtype(name: str, array: np.ndarray) -> np.dtype:
         )
     # Those of ml_dtypes, such as bfloat16, have the kind "V".
     if dtype.kind not in "biufcV" or (dtype.kind == "V" and not jnp.issubdtype(dtype, jnp.number)):
-        raise ValueError(f"{name} has an array of dtype {dtype}; it must be numeric.")
+        hint = _HINTS.get(dtype.kind, "")
+        raise ValueError(f"{name} has an array of dtype {dtype}; it must be numeric.{hint}")
     stored = jax.dtypes.canonicalize_dtype(dtype)
     if dtype.kind in "iu" and stored != dtype and array.size:
         limits = np.iinfo(stored)
@@ -69,9 +75,10 @@ def common_length(name: str, tree: PyTree) -> int:
     """
     lengths = {np.shape(leaf)[:1] for leaf in jax.tree.leaves(tree)}
     if len(lengths) != 1 or () in lengths:
+        hint = " (and each leaf an array, not a list of numbers)" if () in lengths else ""
         raise ValueError(
             f"{name} has leaves with leading axes {sorted(lengths)}; all must be equal, the number "
-            "of examples (and each leaf an array, not a list of numbers)."
+            f"of examples{hint}."
         )
     ((n,),) = lengths
     return n
