@@ -82,8 +82,8 @@ class State(NamedTuple):
           state: state of the wrapped method.
         """
         server = state.server if self.server is None else state.server[0]
-        # A table on the host has the wrapper's rows, too; it stays whole.
-        has_rows = self.row is not None and isinstance(state.clients, tuple)
+        # A table on the host has the wrapper's rows, too, and stays whole; a server has no rows.
+        has_rows = self.row is not None and isinstance(state.clients, self.row)
         return state._replace(
             server=server, clients=state.clients[0] if has_rows else state.clients
         )

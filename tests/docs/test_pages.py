@@ -406,6 +406,18 @@ def test_how_do_i():
         for c in range(10)
     ]
     assert page["by_f1"].history[-1]["f1"] == pytest.approx(np.mean(f1), rel=1e-5)
+    some = page["data"].Examples(page["train"].x[:32], page["train"].y[:32])
+    logits = np.asarray(page["model"].apply(page["params"], some.x / 16.0), np.float64)
+    logs = logits - np.log(np.exp(logits).sum(1, keepdims=True))
+    targets = np.full((32, 10), 0.01) + 0.9 * np.eye(10)[some.y]
+    counts = np.bincount(page["train"].y)
+    losses = page["weighted"](page["params"], jax.tree.map(jnp.asarray, some), None)
+    expected = (counts.sum() / 10 / counts)[some.y] * -(targets * logs).sum(1)
+    np.testing.assert_allclose(losses, expected, rtol=1e-4)
+    scores = page["settings"]["evaluate"](page["best"].params)
+    assert page["best"].accuracy == pytest.approx(float(scores["accuracy"]))
+    histogram = page["clients"].label_histogram()
+    np.testing.assert_array_equal(page["confusion"].sum(1), histogram[3])
     (line,) = page["figure"].axes[0].get_lines()
     assert list(line.get_xdata()) == [2, 4]  # the last round of each run
     assert page["row"]["gradient_norm"] > 0
