@@ -101,18 +101,20 @@ contains 0. **FedAvg's gap** is the difference between the best method and FedAv
 The rows are the papers' methods as their texts have them. `W` and `G` are the two methods called
 FedADMM, `S` and `D` variants of FedLESAM. **FedSpeed has two rows**: by the paper's text the server
 averages the duals of the cohort (`fedspeed`), in the published code those of all clients
-(`fedspeed all`). Under partial participation, the first is far behind, and tuning is not why: on
-`skew-0.1`, a search with four times the points ends no higher. Without the dual correction
-(`correction=False`) or with the duals of all clients, FedSpeed is among the others there."""
+(`fedspeed all`). Under partial participation, the first is far behind, and tuning is a part of why:
+with three times the points it gains much on the skewed tasks, and stays far behind FedAvg (see
+"With as many points"). Without the dual correction (`correction=False`) or with the duals of all
+clients, FedSpeed is among the others there."""
 
 _MEMORY = """\
 **Why GradMA-S is ahead**: its server keeps a fading sum of what each client has sent, N vectors of
 the model's size, and corrects the update so that it opposes none of them. With the point that was
-chosen on `skew-0.1`, `skew-0.01` and `unequal` it ends at 82.5, 81.9 and 81.9 %; without the memory
-(`memory_size=0`) at 76.9, 74.6 and 76.5 %, and with a memory of one cohort at 77.3, 74.4 and
-76.3 %. So the memory of clients that are absent makes the difference
-(`python -m experiments.leaderboard.memory`). `gradma` and `mifa` keep N vectors, too. In the convex
-task, `gradma_s` is behind FedAvg."""
+chosen on `skew-0.1`, `skew-0.01` and `unequal` it ends at 82.6, 81.8 and 82.0 %; without the memory
+(`memory_size=0`) at 76.9, 73.4 and 76.5 %, and with a memory of one cohort at 77.2, 74.0 and
+76.8 %. So the memory of clients that are absent makes the difference
+(`python -m experiments.leaderboard.memory`). `gradma` and `mifa` keep N vectors, too; `gradma` is
+level with `gradma_s` on the skewed tasks if it has as many points. In the convex task, `gradma_s`
+is behind FedAvg."""
 
 _FIGURE = """\
 A number is the gap to the best method of the task: points of accuracy, or decimal digits in the
@@ -157,8 +159,8 @@ _LIMITS = f"""\
   and 8 for three, whatever the number of its hyperparameters. Budgets agree up to about a tenth;
   with a compressed uplink they are equal in bytes. Early rungs favor points that learn fast. A
   method far behind may have a better point that its search missed. On `skew-0.1`, `fedswa` is such
-  a method: its search chose server_lr 0.25, with which it ends at 73.4 %; with FedAvg's rates and
-  final_lr_ratio 0.6 it ends at 77.7 %.
+  a method: with final_lr_ratio 1 it is FedAvg, which ends at 77.2 %, and its search chose a point
+  that ends at 73.7 %.
 - Times are not shown: the cells ran beside other programs.
   `python -m experiments.benchmarks.methods --methods all` measures what a round of each method
   costs.
