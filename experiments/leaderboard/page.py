@@ -148,11 +148,10 @@ _LIMITS = f"""\
   score on. In the convex task, both score the distance to the optimum.
 - `natural` has 100 of 1,136 roles, a small network and 60 rounds; it scores on 500 sequences of the
   last fifths of these roles' texts. The study of all roles (`experiments/natural/RESULTS.md`) has
-  more rounds, a larger network, fewer methods, and another budget. `mime` and `mimelite` need the
+  more rounds, a larger network, fewer methods, and another budget. `mimelite` needs the
   clients' whole data in each round, which takes ten times as long with such unequal clients: not
-  run. Rows at 13 to 16 % (`fedpd`, `stem`, `fedadmm`, `mifam`) predict little but the most
-  frequent character: their searches found no point that learns, in ranges of rates ten times those
-  of images.
+  run. Rows below 17 % (`fedpd`, `fedadmm`, `mifam`) predict little but the most frequent character:
+  their searches found no point that learns, in ranges of rates ten times those of images.
 - Best, gaps and ranks are among the methods that have been run; further cells can change them. The
   intervals are not corrected for the number of comparisons.
 - The searches are small: about 45 points for a method with one gradient in a local step, 20 for two
