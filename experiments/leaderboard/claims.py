@@ -65,7 +65,7 @@ CLAIMS = (
         "FedMoSWA is ahead of its nine rivals (FedSWA, Tables 2, 3)",
         "fedmoswa",
         _RIVALS,
-        why="not known; SCAFFOLD has the best tail, FedACG the best top",
+        why="not known; SCAFFOLD has the best top and tail",
     ),
     Claim("FedMo is ahead of FedAvg (FedSWA, Table 6)", "fedmo", ("fedavg",)),
     Claim("FedMoSWA is ahead of its parts (FedSWA, Table 6)", "fedmoswa", ("fedmo", "fedswa")),
