@@ -165,8 +165,8 @@ def test_a_cell_is_run_once_and_a_row_of_ones_own_is_the_only_one(tmp_path, monk
         command.main([*arguments, "--methods", "fedavg"])
 
 
-def test_final_runs_of_a_kept_tuning_are_those_of_a_whole_cell(tmp_path):
-    task, method = tasks.smoke(tasks.TASKS["skew-0.1"]), METHODS["fedavg"]
+def test_final_runs_of_a_kept_tuning_are_those_of_a_whole_cell():
+    task, method = tasks.smoke(TASK), METHODS["fedavg"]
     once = tasks.problem(task)
     whole = cells.run_cell(task, once, "fedavg", method, cells.SMOKE)
     old = {**whole, "runs": whole["runs"][:1]}
