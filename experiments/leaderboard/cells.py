@@ -9,10 +9,11 @@ A cell that is done is a file, results/TASK/METHOD.json, and is not run again.
 """
 
 import dataclasses
+import functools
 import json
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -133,9 +134,7 @@ def run_cell(
     cell: dict[str, Any] = {"method": name, "declared": declared(task, method, scale)}
     cell |= {"versions": versions(), "fingerprint": None}
 
-    def build(**point: Any) -> Any:
-        return method.build(task, problem, **point)
-
+    build = functools.partial(method.build, task, problem)
     first = build(**_first(task, method))
     params = problem.params(jax.random.key(0))
     rounds = task.rounds
@@ -162,12 +161,8 @@ def run_cell(
     except RuntimeError as error:  # no point stayed finite
         seconds = round(time.process_time() - began, 1)
         return {**cell, "chosen": None, "said": str(error), "processor_seconds": seconds}
-    cell |= _tuning(name, found)
-    cell |= final_runs(build, cell["chosen"], task, problem, rounds)
-    if (specified := specification(method)) is not None:
-        cell["fingerprint"] = fingerprint(specified)
-    cell["processor_seconds"] = round(time.process_time() - began, 1)
-    return cell
+    cell |= _tuning(name, found) | {"processor_seconds": time.process_time() - began}
+    return _with_final_runs(cell, task, problem, method, rounds)
 
 
 def gradients_per_step(task: Task, problem: Problem, method: Method) -> int:
@@ -211,20 +206,22 @@ def run_again(
     Raises:
       KeyboardInterrupt: Ctrl-C ended the runs early.
     """
-    began = time.process_time()
     again = {**cell, "declared": declared(task, method, scale), "versions": versions()}
-    again.pop("milliseconds_a_round", None)  # of cells before ten partitions
     if cell["chosen"] is None:
         return again
+    return _with_final_runs(again, task, problem, method, cell["rounds"][-1])
 
-    def build(**point: Any) -> Any:
-        return method.build(task, problem, **point)
 
-    again |= final_runs(build, cell["chosen"], task, problem, cell["rounds"][-1])
+def _with_final_runs(
+    cell: Mapping[str, Any], task: Task, problem: Problem, method: Method, rounds: int
+) -> dict[str, Any]:
+    """Add the final runs and the fingerprint to a cell that is tuned, and their time to its own."""
+    began = time.process_time()
+    runs = final_runs(method, cell["chosen"], task, problem, rounds)
     specified = specification(method)
-    again["fingerprint"] = None if specified is None else fingerprint(specified)
+    found = {**cell, **runs, "fingerprint": None if specified is None else fingerprint(specified)}
     spent = cell["processor_seconds"] + time.process_time() - began
-    return {**again, "processor_seconds": round(spent, 1)}
+    return {**found, "processor_seconds": round(spent, 1)}
 
 
 def _tuning(name: str, found: SearchResult) -> dict[str, Any]:
@@ -240,7 +237,7 @@ def _tuning(name: str, found: SearchResult) -> dict[str, Any]:
 
 
 def final_runs(
-    build: Callable[..., Any],
+    method: Method,
     point: Mapping[str, Any],
     task: Task,
     problem: Problem,
@@ -249,8 +246,8 @@ def final_runs(
     """Run a method at a point with all seeds.
 
     Args:
-      build: hyperparameters -> the method.
-      point: the hyperparameters.
+      method: the row.
+      point: its hyperparameters.
       task, problem: the task and its data.
       rounds: of each run.
 
@@ -261,7 +258,7 @@ def final_runs(
     for seeds in [task.seeds] if task.one_draw else [(seed,) for seed in task.seeds]:
         drawn = problem.redrawn(seeds[0])
         result = sweep(
-            build,
+            functools.partial(method.build, task, problem),
             drawn.params,
             drawn.clients,
             points=[point],

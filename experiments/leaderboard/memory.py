@@ -28,11 +28,7 @@ def scores(name: str, task: Task) -> list[str]:
     found = []
     for size in (task.num_clients, task.schedule["cohort_size"], 0):
         method = dataclasses.replace(METHODS[NAME], fixed={"memory_size": size})
-
-        def build(method=method, **point):
-            return method.build(task, given, **point)
-
-        runs = final_runs(build, cell["chosen"], task, given, task.rounds)
+        runs = final_runs(method, cell["chosen"], task, given, task.rounds)
         score = rows_of(task, {NAME: {**cell, **runs}})[NAME].score
         found.append(NOTHING if score is None else format_estimate(score, 2))
     return found

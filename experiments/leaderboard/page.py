@@ -142,7 +142,8 @@ hyperparameters whose best value is the smallest or largest one tried; a better 
 scores**: those of the chosen point with both tuning seeds. **Rounds**: of a final run."""
 
 _LIMITS = f"""\
-- All points were tuned on one partition. The final runs of a task have {len(SEEDS)} others, so
+- All points were tuned on one partition, those whose ranges have not changed since by version
+  0.4.0. The final runs of a task have {len(SEEDS)} others (in the convex task, other problems), so
   that the intervals cover partitions; `natural` has one set of roles and five seeds.
 - Tuning and final runs share a task's training images, but neither seeds nor the images that they
   score on. In the convex task, both score the distance to the optimum.

@@ -52,7 +52,8 @@ class Task:
       rate_factor: by which the ranges of client learning rates are moved.
       decay: by which the client's learning rate falls over all rounds, exponentially.
       seeds: of the final runs.
-      one_draw: whether all seeds share the clients; else each seed divides the images anew.
+      one_draw: whether all seeds share the clients; else each seed divides the images, or draws the
+        convex problem, anew.
     """
 
     title: str

@@ -47,6 +47,15 @@ class Linear:
         return 0.5 * jnp.square(examples[0] @ params["kernel"] - examples[1]).sum(-1)
 
     @classmethod
+    def adapters(cls):
+        return {"kernel": models.lora.Adapter(jnp.asarray(cls.down), jnp.asarray(cls.up))}
+
+    @classmethod
+    def loss_of_adapters(cls, adapters, examples, key):
+        merged = models.merge_adapters({"kernel": cls.kernel}, adapters)
+        return cls.loss(merged, examples, key)
+
+    @classmethod
     def batch(cls):
         return CohortBatch(
             jnp.arange(S), (jnp.asarray(cls.x), jnp.asarray(cls.y)), jax.random.key(0), jnp.int32(0)
@@ -79,7 +88,7 @@ def test_fedavg_of_adapters_is_the_twins(x64):
     def loss(adapters, examples, key, frozen):
         return Linear.loss(models.merge_adapters(frozen, adapters, SCALE), examples, key)
 
-    adapters = {"kernel": models.lora.Adapter(jnp.asarray(Linear.down), jnp.asarray(Linear.up))}
+    adapters = Linear.adapters()
     found, metrics = run_round(loss, adapters, {"kernel": Linear.kernel})
     (down, up), _ = Linear.twin(train_down=True)
     np.testing.assert_allclose(found["kernel"].down, down, rtol=0, atol=1e-9)
@@ -88,7 +97,7 @@ def test_fedavg_of_adapters_is_the_twins(x64):
 
 
 def test_ffa_lora_is_the_twins_and_averages_products(x64):
-    adapters = {"kernel": models.lora.Adapter(jnp.asarray(Linear.down), jnp.asarray(Linear.up))}
+    adapters = Linear.adapters()
     downs, ups = models.split_adapters(adapters)
 
     def loss(ups, examples, key, frozen):
@@ -129,7 +138,7 @@ def test_clients_of_lower_ranks_are_the_twins(padded, x64):
     def loss(adapters, examples, key, frozen):
         return Linear.loss(models.merge_adapters(frozen, adapters, SCALE), examples, key)
 
-    adapters = {"kernel": models.lora.Adapter(jnp.asarray(Linear.down), jnp.asarray(Linear.up))}
+    adapters = Linear.adapters()
 
     def wrap(algorithm):
         return with_ranks(algorithm, ranks, padded=padded)
@@ -145,13 +154,8 @@ def test_clients_of_lower_ranks_are_the_twins(padded, x64):
 def test_a_number_beside_the_adapters_is_sent_whole(x64):
     """FedNova sends the number of its steps, 4 bytes, in a message of any rank."""
     ranks = np.array([1, 2, 1])
-    adapters = {"kernel": models.lora.Adapter(jnp.asarray(Linear.down), jnp.asarray(Linear.up))}
-
-    def loss(adapters, examples, key):
-        merged = models.merge_adapters({"kernel": Linear.kernel}, adapters)
-        return Linear.loss(merged, examples, key)
-
-    algorithm = with_ranks(algorithms.fednova(loss, client_lr=LR), ranks)
+    adapters = Linear.adapters()
+    algorithm = with_ranks(algorithms.fednova(Linear.loss_of_adapters, client_lr=LR), ranks)
     state = algorithm.init(adapters, S)
     metrics = build_round(algorithm, "vmap")(state, Linear.batch())[1]
     expected = 8 * ranks * (M + N)
@@ -166,13 +170,8 @@ def test_a_number_beside_the_adapters_is_sent_whole(x64):
 def test_encoded_messages_are_whole_and_others_as_long_as_the_rank(x64):
     """Against the method without ranks in a direction that has an encoding, else without it."""
     ranks = np.array([1, 2, 1])
-    adapters = {"kernel": models.lora.Adapter(jnp.asarray(Linear.down), jnp.asarray(Linear.up))}
-
-    def loss(adapters, examples, key):
-        merged = models.merge_adapters({"kernel": Linear.kernel}, adapters)
-        return Linear.loss(merged, examples, key)
-
-    plain, part = algorithms.fedavg(loss, client_lr=LR), 8 * ranks * (M + N)
+    adapters, part = Linear.adapters(), 8 * ranks * (M + N)
+    plain = algorithms.fedavg(Linear.loss_of_adapters, client_lr=LR)
     up = functools.partial(with_compression, compressor="top_k:0.5")
     both = functools.partial(up, downlink="sign")
     secure = functools.partial(with_secure_aggregation, bits=16, clip=1.0)
