@@ -175,6 +175,10 @@ class TuneCommand(_Searching):
     finalists: int = 2
     """Number of points of each method that run to the end, with all seeds."""
 
+    start_point: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
+    """A value of a point that is known to be good, as name=value; METHOD.name= for one method only.
+    The search tries this point first and runs it to the end."""
+
     seeds: tuple[int, ...] = (0, 1)
     """Seeds of the finalists; earlier comparisons use the first one."""
 

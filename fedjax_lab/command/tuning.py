@@ -81,29 +81,60 @@ def space_of(
       ValueError: a text has another form, or the method takes no such hyperparameter.
     """
     allowed = may_vary(RunConfig.of(algorithm=method, option=tuple(options)))
-    found: dict[str, Any] = {}
+    found = _of_method("space", texts, method, methods, allowed)
+    if not found:
+        raise ValueError(
+            f"space says nothing for {method}; give such as --space client_lr=log:0.001:1."
+        )
+    return {name: _read(text, values) for name, (text, values) in found.items()}
+
+
+def _of_method(
+    argument: str,
+    texts: Iterable[str],
+    method: str,
+    methods: Iterable[str],
+    allowed: Sequence[str],
+) -> dict[str, tuple[str, str]]:
+    """Return what NAME=... and METHOD.NAME=... say of one method: name -> (text, values)."""
+    found: dict[str, tuple[str, str]] = {}
     given: set[tuple[str, str]] = set()
     for text in texts:
         name, _, values = text.partition("=")
         of, dot, own = name.strip().partition(".")
         if dot and of not in methods:
-            raise ValueError(f"space is {text!r}; {of!r} is none of {', '.join(methods)}.")
+            raise ValueError(f"{argument} is {text!r}; {of!r} is none of {', '.join(methods)}.")
         if dot and of != method:
             continue
         name = own if dot else of
         if not dot and name not in allowed and len(list(methods)) > 1:
             continue  # what only some methods take
-        check_choice("the name in space", name, allowed)
+        check_choice(f"the name in {argument}", name, allowed)
         if (dot, name) in given:
-            raise ValueError(f"space is {text!r}; {method} has a range for {name} already.")
+            raise ValueError(f"{argument} is {text!r}; {method} has a value for {name} already.")
         if dot or (".", name) not in given:  # METHOD.NAME says more
-            found[name] = _read(text, values)
+            found[name] = text, values
         given.add((dot, name))
-    if not found:
-        raise ValueError(
-            f"space says nothing for {method}; give such as --space client_lr=log:0.001:1."
-        )
     return found
+
+
+def _start_points(
+    texts: Iterable[str], spaces: dict[str, dict[str, Any]]
+) -> dict[str, list[dict[str, float]]]:
+    """Return the start point of each method of which ``texts`` say something."""
+    found = {}
+    for method, space in spaces.items():
+        own = _of_method("start_point", texts, method, spaces, list(space))
+        if own:
+            found[method] = [{name: _number(*said) for name, said in own.items()}]
+    return found
+
+
+def _number(text: str, value: str) -> float:
+    try:
+        return float(value)
+    except ValueError:
+        raise ValueError(f"start_point is {text!r}; it must be of the form name=value.") from None
 
 
 def _read(text: str, values: str) -> Any:
@@ -149,6 +180,7 @@ def _tune(command: TuneCommand, spaces: dict[str, dict[str, Any]]) -> SearchResu
         hold_out=command.hold_out,
         budget=command.budget,
         finalists=command.finalists,
+        start_points=_start_points(command.start_point, spaces),
         seeds=command.seeds,
         score=right if by_accuracy else None,
         mode="max" if by_accuracy else "min",

@@ -36,6 +36,10 @@ class Even:
     def tell(self, scores: Sequence[float]) -> None:
         """Do nothing."""
 
+    def add(self, points: Sequence[Point], scores: Sequence[float]) -> None:
+        """Leave out points that have been tried; the next ones lie between them."""
+        self._points += points
+
 
 class Sampled:
     """Points that a sampler of optuna suggests, in four batches.
@@ -108,6 +112,22 @@ class Sampled:
                 self._study.tell(trial, float(score))
             else:
                 self._study.tell(trial, state=self._optuna.trial.TrialState.PRUNED)
+
+    def add(self, points: Sequence[Point], scores: Sequence[float]) -> None:
+        """Report points that have been tried; the sampler learns from those within the space."""
+        for point, score in zip(points, scores, strict=True):
+            self._points.append(point)
+            if all(axis.holds(point[name]) for name, axis in self._space.items()):
+                self._study.enqueue_trial({n: self._place(n, v) for n, v in point.items()})
+                self._trials = [self._study.ask()]
+                for name in self._space:
+                    self._suggest(self._trials[0], name)
+                self.tell([score])
+
+    def _place(self, name: str, value: float) -> float:
+        """Return how the sampler names a value: itself, or its place in a list."""
+        axis = self._space[name]
+        return value if isinstance(axis, Range) else axis.values.index(value)
 
 
 Proposals = Even | Sampled  # the source of a search's points, in batches

@@ -1,6 +1,7 @@
 """The search of one method: what runs at each rung."""
 
 import sys
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -25,8 +26,10 @@ class Search:
         proposals: Proposals,
         search_log: SearchLog,
         progress: bool,
+        start_points: Sequence[Point] = (),
     ):
         self._name, self._space, self._rungs, self._candidates = name, space, rungs, candidates
+        self._start_points = list(start_points)
         self._proposals, self._search_log, self._progress = proposals, search_log, progress
         self._sign = 1.0 if candidates.mode == "min" else -1.0  # times a score: small is good
         self._trials: list[Trial] = []
@@ -54,6 +57,10 @@ class Search:
         count, candidates = self._rungs.points[0], list[Candidate]()
         ranges = any(isinstance(axis, Range) for axis in self._space.values())
         proposed = max(count - self._rungs.reserved * ranges, 1)
+        if self._start_points:
+            candidates += self._batch(self._start_points, rounds, candidates, stored)
+            scores = [self._sign * candidate.score for candidate in candidates]
+            self._proposals.add(self._start_points, scores)
         while points := self._proposals.ask(proposed - len(candidates)):
             candidates += (batch := self._batch(points, rounds, candidates, stored))
             self._proposals.tell([self._sign * candidate.score for candidate in batch])
@@ -133,11 +140,13 @@ class Search:
         return finished
 
     def _going_on(self, candidates: list[Candidate], rung: int) -> list[Candidate]:
-        """Return the candidates that continue, the best first; all before the last rung."""
+        """Return those that continue: start points, then the best; all before the last rung."""
         if rung == len(self._rungs.rounds):
             return []
         is_last = rung == len(self._rungs.rounds) - 1
-        return self._best_first(candidates)[: None if is_last else self._rungs.points[rung]]
+        best_first = self._best_first(candidates)
+        best_first.sort(key=lambda candidate: candidate.point not in self._start_points)
+        return best_first[: None if is_last else self._rungs.points[rung]]
 
     def _best_first(self, candidates: list[Candidate]) -> list[Candidate]:
         """Return the candidates with a finite score, the best first."""

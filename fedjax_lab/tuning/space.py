@@ -34,6 +34,14 @@ class Range(NamedTuple):
         """
         return float(self.low * (self.high / self.low) ** share)
 
+    def holds(self, value: float) -> bool:
+        """Return whether a number lies in the range.
+
+        Args:
+          value: the number.
+        """
+        return self.low <= value <= self.high
+
 
 class Values(NamedTuple):
     """A list of numbers.
@@ -51,6 +59,14 @@ class Values(NamedTuple):
           share: position, from 0 to 1.
         """
         return self.values[min(int(share * len(self.values)), len(self.values) - 1)]
+
+    def holds(self, value: float) -> bool:
+        """Return whether a number is in the list.
+
+        Args:
+          value: the number.
+        """
+        return value in self.values
 
 
 Space = dict[str, Range | Values]
@@ -96,6 +112,52 @@ def read_space(space: Mapping[str, Any], builds: Mapping[str, Build]) -> dict[st
         found[method] = {**taken, **{n: _read(n, v) for n, v in mine.items()}}
         if not found[method]:
             raise ValueError(f"space is empty for {method!r}; it must have a range or a list.")
+    return found
+
+
+def read_start_points(
+    start_points: Mapping[str, Sequence[Point]] | None,
+    spaces: Mapping[str, Space],
+    finalists: int,
+) -> dict[str, list[Point]]:
+    """Read the points that a search begins with.
+
+    Args:
+      start_points: method -> points, which may lie outside the space; None: none.
+      spaces: search space of each method.
+      finalists: number of points of each method that run to the end.
+
+    Raises:
+      TypeError: not a mapping from methods to lists of points, or a value is no number.
+      ValueError: a method is unknown, a point has other names than the method's space, one stands
+        twice, or there are as many as finalists.
+    """
+    form = 'it must map a method to a list of points, such as {"fedavg": [{"client_lr": 0.1}]}.'
+    if not isinstance(start_points, Mapping | None):
+        raise TypeError(f"start_points is {start_points!r}; {form}")
+    found: dict[str, list[Point]] = {name: [] for name in spaces}
+    for method, points in (start_points or {}).items():
+        given = f"start_points[{method!r}] is {points!r}"
+        if method not in spaces:
+            raise ValueError(f"start_points has {method!r}; there are {', '.join(spaces)}.")
+        if not isinstance(points, (list, tuple)) or not all(
+            isinstance(point, Mapping) and all(map(_is_number, point.values())) for point in points
+        ):
+            raise TypeError(f"{given}; {form}")
+        for point in points:
+            if {*point} != {*spaces[method]}:
+                raise ValueError(
+                    f"{given}; a point must have a value for each of {', '.join(spaces[method])}."
+                )
+            ordered = {name: float(point[name]) for name in spaces[method]}
+            if ordered in found[method]:
+                raise ValueError(f"{given}; it has a point twice.")
+            found[method].append(ordered)
+        if len(points) >= finalists:
+            raise ValueError(
+                f"{given}; start points run to the end, so there must be more finalists than start "
+                f"points: finalists is {finalists}."
+            )
     return found
 
 

@@ -27,7 +27,7 @@ from fedjax_lab.simulation.client_data import record_times, with_times
 from fedjax_lab.simulation.debugging import debuggable
 from fedjax_lab.simulation.evaluate import build_evaluation
 from fedjax_lab.simulation.stop import check_not_ended
-from fedjax_lab.simulation.sweep_result import check_seeds, check_traced
+from fedjax_lab.simulation.sweep_result import Point, check_seeds, check_traced
 from fedjax_lab.storage.fingerprint import hash_arrays, hash_function
 from fedjax_lab.storage.run_dir import versions
 from fedjax_lab.tuning.candidates import Candidates
@@ -44,7 +44,15 @@ from fedjax_lab.tuning.score import ScoreFn, by_loss, by_score, evaluation_key
 from fedjax_lab.tuning.search import Search
 from fedjax_lab.tuning.search_log import SearchLog
 from fedjax_lab.tuning.search_result import SearchResult, Trial
-from fedjax_lab.tuning.space import Build, Range, Space, Values, check_tune, read_space
+from fedjax_lab.tuning.space import (
+    Build,
+    Range,
+    Space,
+    Values,
+    check_tune,
+    read_space,
+    read_start_points,
+)
 from fedjax_lab.types import Params, PyTree
 from fedjax_lab.wrappers.ledger import guarantees
 
@@ -63,6 +71,7 @@ def tune(
     hold_out: str = "examples",
     budget: int = 24,
     finalists: int = 2,
+    start_points: Mapping[str, Sequence[Point]] | None = None,
     seeds: Sequence[int] = (0, 1),
     score: ScoreFn | None = None,
     mode: str = "min",
@@ -97,6 +106,9 @@ def tune(
       budget: number of initial points of the method with the most gradients in a local step; other
         methods get more points for the same number of gradients.
       finalists: number of points of each method that run to the end, with all seeds.
+      start_points: method -> points that are known to be good, such as a paper's, each with a value
+        for every hyperparameter of the method's space, inside or outside. They are among the first
+        points and the finalists, so that the search ends with none that is worse on validation.
       seeds: seeds of the runs; the first one is used before the last rung.
       score: (params, examples [B, ...]) -> float [B], a score of each example. A point's score is
         the mean over all validation examples. None: the loss of the methods as ``evaluate`` has it,
@@ -154,7 +166,10 @@ def tune(
     keep_by_default()
     seeds = check_seeds(seeds)
     spaces = read_space(space, methods)
-    firsts = {name: _first(name, build, spaces[name]) for name, build in methods.items()}
+    starts = read_start_points(start_points, spaces, finalists)
+    firsts = {
+        name: _first(name, build, spaces[name], starts[name]) for name, build in methods.items()
+    }
     check_simulate(next(iter(firsts.values())), params, clients)
     how = Schedule.of("tune", schedule)
     train, held, seen = _divided(clients, validation, hold_out, seeds[0])
@@ -179,6 +194,7 @@ def tune(
         settings["times"] = {name: record_times(clients) for name, clients in timed.items()}
     settings |= {"rounds": rounds, "budget": budget, "finalists": finalists, "mode": mode}
     settings |= {"average": average, "sampler": _sampler_record(sampler)}
+    settings |= {"start_points": starts} if start_points else {}
     search_log = SearchLog(run_dir, settings)
     rungs_of_methods = equal_budgets(
         [a.gradients_per_step for a in firsts.values()], rounds, budget, finalists, len(seeds)
@@ -192,13 +208,13 @@ def tune(
         proposals: Proposals = Even(spaces[name], seeds[0])
         if sampler is not None:
             proposals = Sampled(spaces[name], seeds[0], sampler, rungs.points[0])
-        search = Search(name, spaces[name], rungs, candidates, proposals, search_log, progress)
-        trials += search.run()
+        parts = (rungs, candidates, proposals, search_log, progress, starts[name])
+        trials += Search(name, spaces[name], *parts).run()
     return SearchResult(trials, rounds, mode, spaces)
 
 
-def _first(name: str, build: Build, space: Space) -> Algorithm:
-    """Build the method at the middle of its space, to check the function, and at all limits."""
+def _first(name: str, build: Build, space: Space, start_points: Sequence[Point]) -> Algorithm:
+    """Build the method at the middle of its space, to check it, at all limits and start points."""
     middle = {key: axis.at(0.5) for key, axis in space.items()}
     algorithm = build(**middle)
     check_algorithm(algorithm, f"methods[{name!r}](...)")
@@ -207,6 +223,8 @@ def _first(name: str, build: Build, space: Space) -> Algorithm:
     for key, axis in space.items():
         for value in _limits(axis):
             build(**{**middle, key: value})
+    for point in start_points:
+        build(**point)
     check_traced(f"methods[{name!r}]", build, middle)
     return algorithm
 

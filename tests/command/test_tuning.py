@@ -49,8 +49,32 @@ def test_a_range_is_given_once_and_that_of_a_method_counts():
         assert tuning.space_of(given, "fedavg", methods) == {"client_lr": [0.1, 0.2]}
         assert tuning.space_of(given, "scaffold", methods) == {"client_lr": [0.3]}
     for twice in (["client_lr=0.5"], ["scaffold.client_lr=0.5"]):
-        with pytest.raises(ValueError, match="scaffold has a range for client_lr already"):
+        with pytest.raises(ValueError, match="scaffold has a value for client_lr already"):
             tuning.space_of([*texts, *twice], "scaffold", methods)
+
+
+def test_a_start_point_of_each_method():
+    spaces = {
+        "fedavg": {"client_lr": [0.1, 0.2]},
+        "scaffold": {"client_lr": [0.1], "server_lr": [1.0]},
+    }
+    texts = parse(
+        [*LINE, "--start-point", "client_lr=0.3", "--start-point", "scaffold.server_lr=1"]
+    )
+    assert tuning._start_points(texts.start_point, spaces) == {
+        "fedavg": [{"client_lr": 0.3}],
+        "scaffold": [{"client_lr": 0.3, "server_lr": 1.0}],
+    }
+    assert tuning._start_points(["scaffold.server_lr=1"], spaces) == {
+        "scaffold": [{"server_lr": 1.0}]
+    }
+    for wrong, message in (
+        ("client_lr=0.1,0.2", "'client_lr=0.1,0.2'; it must be of the form name=value"),
+        ("fedprox.client_lr=0.1", "'fedprox' is none of fedavg, scaffold"),
+        ("scaffold.momentum=0.1", "the name in start_point is 'momentum'"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            tuning._start_points([wrong], spaces)
 
 
 def test_an_option_can_be_of_one_method(monkeypatch):

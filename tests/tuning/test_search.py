@@ -1,5 +1,6 @@
 """The search on scores that are computed at once: batches, samplers, interruptions, budgets."""
 
+import functools
 import json
 import sys
 
@@ -51,12 +52,13 @@ class FakeCandidates:
             candidate.score = float("nan") if lost else float(distance + 0.01 * candidate.seed)
 
 
-def search(folder=None, sampler=None, space=SPACE, plan=PLAN, candidates=None):
+def search(folder=None, sampler=None, space=SPACE, plan=PLAN, candidates=None, start_points=()):
     if sampler is not None:
         pytest.importorskip("optuna")
     proposals = Even(space, 0) if sampler is None else Sampled(space, 0, sampler, plan.points[0])
     candidates = candidates or FakeCandidates()
-    return Search("m", space, plan, candidates, proposals, SearchLog(folder, {}), progress=False)
+    parts = (candidates, proposals, SearchLog(folder, {}), False, start_points)
+    return Search("m", space, plan, *parts)
 
 
 def points_of(trials, rounds=PLAN.rounds[0]):
@@ -97,6 +99,51 @@ def test_large_scores_are_sought_as_small_ones_are(sampler):
     assert [trial.point for trial in small] == [trial.point for trial in large]
 
 
+@pytest.mark.parametrize("sampler", SAMPLERS)
+@pytest.mark.parametrize(
+    "start", [{"client_lr": 9.9, "momentum": 0.9}, {"client_lr": 50.0, "momentum": 0.1}]
+)
+def test_a_start_point_runs_to_the_end_at_no_further_cost(sampler, start):
+    """The first one is among the worst of the space, and the second lies outside."""
+    candidates, usual = FakeCandidates(), FakeCandidates()
+    trials = search(sampler=sampler, candidates=candidates, start_points=[start]).run()
+    without = search(sampler=sampler, candidates=usual).run()
+    assert [t.seed for t in trials if t.point == start and t.rounds == PLAN.rounds[-1]] == [0, 1]
+    assert trials[0].point == start
+    assert candidates.rounds_run == usual.rounds_run
+    first = points_of(trials)
+    assert len(first) == len({*first}) == PLAN.points[0]
+    ends = [t for t in trials if t.rounds == PLAN.rounds[-1] and t.seed == 0]
+    others = [t for t in trials if t.rounds == PLAN.rounds[1] and t.point != start]
+    assert [t.point for t in ends] == [start, min(others, key=lambda t: t.score).point]
+    assert {*points_of(without)} != {*first}
+
+
+def test_a_start_point_that_diverges_goes_no_further():
+    start = {"client_lr": 50.0, "momentum": 0.5}
+    trials = search(candidates=FakeCandidates(1.0), start_points=[start]).run()
+    assert [t.rounds for t in trials if t.point == start] == [PLAN.rounds[0]]
+    ends = [t for t in trials if t.rounds == PLAN.rounds[-1] and t.seed == 0]
+    assert len(ends) == PLAN.points[-1]
+
+
+def test_a_sampler_learns_from_a_start_point():
+    optuna = pytest.importorskip("optuna")
+    seen = []
+
+    class Watching(optuna.samplers.RandomSampler):
+        def after_trial(self, study, trial, state, values):
+            seen.append((dict(trial.params), values))
+
+    start = {"client_lr": 0.2, "momentum": 0.9}
+    outside = {"client_lr": 50.0, "momentum": 0.9}
+    chosen = lambda seed: Watching(seed=seed)  # noqa: E731
+    trials = search(sampler=chosen, start_points=[outside, start]).run()
+    score = next(t.score for t in trials if t.point == start)
+    assert seen[0] == ({"client_lr": 0.2, "momentum": 2}, [score])
+    assert all(params["client_lr"] <= 10.0 for params, _ in seen)
+
+
 def test_the_best_point_has_the_best_mean_over_the_seeds_and_none_that_diverged():
     scores = {0.1: (0.1, 0.9), 0.2: (0.3, 0.4), 0.3: (0.0, float("nan"))}
     trials = [
@@ -110,11 +157,15 @@ def test_the_best_point_has_the_best_mean_over_the_seeds_and_none_that_diverged(
         assert found.scores["m"] == list(scores[best])
 
 
-@pytest.mark.parametrize("sampler", few(1, [None, "tpe"]))
+@pytest.mark.parametrize(
+    ("sampler", "start_points"),
+    few(1, [(None, [{"client_lr": 0.7, "momentum": 0.0}]), ("tpe", [])]),
+)
 def test_a_search_that_is_interrupted_anywhere_goes_on_to_the_same_trials(
-    sampler, tmp_path, monkeypatch
+    sampler, start_points, tmp_path, monkeypatch
 ):
-    whole = shown(search(sampler=sampler, candidates=FakeCandidates(1.0)).run())
+    begin = functools.partial(search, sampler=sampler, start_points=start_points)
+    whole = shown(begin(candidates=FakeCandidates(1.0)).run())
     saves, rounds_run = [], []
     for moment in ("before", "after"):
         for allowed in range(8):
@@ -134,11 +185,11 @@ def test_a_search_that_is_interrupted_anywhere_goes_on_to_the_same_trials(
                 patch.setattr(search_log_module, "write_json", limited)
                 first = FakeCandidates(1.0)
                 try:
-                    search(folder, sampler, candidates=first).run()
+                    begin(folder, candidates=first).run()
                 except KeyboardInterrupt:
                     saves.append(allowed)
             again = FakeCandidates(1.0)
-            assert shown(search(folder, sampler, candidates=again).run()) == whole
+            assert shown(begin(folder, candidates=again).run()) == whole
             if allowed in saves and moment == "after":
                 rounds_run.append(first.rounds_run + again.rounds_run)
                 assert len(list(folder.glob("*.npz"))) <= 1

@@ -146,6 +146,15 @@ def test_a_best_value_at_an_end_is_followed_beyond_it():
     assert fixed.edges == {"fedavg": ["client_lr"]}
 
 
+@pytest.mark.methods
+def test_a_start_point_is_found_outside_the_space():
+    begun = {"fedavg": [{"client_lr": 0.1}]}
+    found = search({"fedavg": FEDAVG}, {"client_lr": (1e-5, 1e-4)}, start_points=begun)
+    assert found.best == {"fedavg": {"client_lr": 0.1}}
+    whole = search({"fedavg": FEDAVG}, {"client_lr": [0.1]}, budget=1, finalists=1)
+    np.testing.assert_allclose(found.scores["fedavg"], whole.scores["fedavg"], rtol=1e-6)
+
+
 def test_what_diverges_has_no_score_and_goes_no_further():
     found = search({"fedavg": FEDAVG}, {"client_lr": [0.01, 1e12]})
     assert [t.rounds for t in found.trials if t.point["client_lr"] == 1e12] == [2]
@@ -503,6 +512,18 @@ def test_all_limits_of_a_space_are_checked(space, error, message):
             {"methods": {"mine": lambda client_lr: FEDAVG(client_lr=float(client_lr))}},
             TypeError,
             r"methods\['mine'\] needs to know a value",
+        ),
+        ({"start_points": [{"client_lr": 0.1}]}, TypeError, "it must map a method to a list of po"),
+        ({"start_points": {"fedavg": {"client_lr": 0.1}}}, TypeError, "it must map a method to a "),
+        ({"start_points": {"fedavg": [{"client_lr": "1"}]}}, TypeError, "it must map a method to"),
+        ({"start_points": {"sam": [{"client_lr": 0.1}]}}, ValueError, "has 'sam'; there are fedav"),
+        ({"start_points": {"fedavg": [{}]}}, ValueError, "a value for each of client_lr"),
+        ({"start_points": {"fedavg": [{"client_lr": -1.0}]}}, ValueError, "client_lr is -1"),
+        ({"start_points": {"fedavg": [{"client_lr": 1}] * 2}}, ValueError, "has a point twice"),
+        (
+            {"start_points": {"fedavg": [{"client_lr": 1}, {"client_lr": 2}]}},
+            ValueError,
+            "must be more finalists than start points: finalists is 2",
         ),
     ],
 )
