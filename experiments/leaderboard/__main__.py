@@ -29,6 +29,8 @@ from experiments.leaderboard.cells import (
     path_of,
     run_again,
     run_cell,
+    search_again,
+    start_of,
     store,
 )
 from experiments.leaderboard.methods import METHODS, Method
@@ -105,23 +107,29 @@ def run_task(
     Raises:
       SystemExit: a stored cell was made under other conditions.
     """
-    before, data = load(folder, name), None
+    cells, data = load(folder, name), None
+    others = {} if scale == POINTS else cells  # rows from which a search may be repeated
     for method_name, method in methods.items():
         if method.refused(task) is not None:
             continue
-        stored = before.get(method_name)
-        if stored is not None and stored["declared"] == declared(task, method, scale):
+        stored = cells.get(method_name)
+        tuned = stored is not None and stored["declared"] == declared(task, method, scale)
+        if tuned and start_of(stored, method, others) is None:
             continue
-        if stored is not None and not (keep_tuning and has_tuning(stored, task, method, scale)):
+        keeps = keep_tuning and stored is not None and has_tuning(stored, task, method, scale)
+        if stored is not None and not tuned and not keeps:
             place = path_of(folder, name, method_name)
             raise SystemExit(f"{place} was made under other conditions; move it away first.")
         data = data or problem(task)
         if scale == POINTS and gradients_per_step(task, data, method) == 1:
             continue
         if stored is None:
-            cell = run_cell(task, data, method_name, method, scale)
+            cell = run_cell(task, data, method_name, method, scale, others)
+        elif tuned:
+            cell = search_again(stored, task, data, method, scale, others)
         else:
             cell = run_again(stored, task, data, method, scale)
+        cells[method_name] = cell
         store(folder, name, cell)
         spent = f"{cell['processor_seconds']} processor seconds"
         print(f"{name} {method_name}: {cell['chosen']}, {spent}", flush=True)

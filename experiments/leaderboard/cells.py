@@ -1,7 +1,9 @@
 """Run the cells of the leaderboard, and keep them.
 
 A cell is a method on a task. Tuning: ``fedjax_lab.tune`` with the same number of gradients for all
-methods, seeds 0 and 1, on images that no client has. Final runs: seeds 11 to 20, each of which also
+methods, seeds 0 and 1, on images that no client has. Many methods contain a simpler one, or come
+near to it: a search that ends below that one's row, by these scores, is repeated with the row's
+point as a start point. Final runs: seeds 11 to 20, each of which also
 divides the images among the clients; the test set is read by them only. With the same seed all
 methods see the same partition, first model, cohorts and mini-batches.
 
@@ -15,7 +17,7 @@ import re
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 
@@ -117,7 +119,12 @@ def declared(task: Task, method: Method, scale: Scale) -> dict[str, Any]:
 
 
 def run_cell(
-    task: Task, problem: Problem, name: str, method: Method, scale: Scale
+    task: Task,
+    problem: Problem,
+    name: str,
+    method: Method,
+    scale: Scale,
+    others: Mapping[str, Mapping[str, Any]],
 ) -> dict[str, Any]:
     """Tune a method on a task, and run it with all seeds.
 
@@ -126,6 +133,7 @@ def run_cell(
       name: name of the row.
       method: the row.
       scale: how much is run.
+      others: method -> cell, of the task's other rows.
 
     Raises:
       KeyboardInterrupt: Ctrl-C ended the final runs early.
@@ -133,36 +141,129 @@ def run_cell(
     began = time.process_time()
     cell: dict[str, Any] = {"method": name, "declared": declared(task, method, scale)}
     cell |= {"versions": versions(), "fingerprint": None}
+    cell |= _search(task, problem, name, method, scale)
+    cell["processor_seconds"] = time.process_time() - began
+    return search_again(cell, task, problem, method, scale, others)
 
-    build = functools.partial(method.build, task, problem)
-    first = build(**_first(task, method))
-    params = problem.params(jax.random.key(0))
-    rounds = task.rounds
-    if task.compressor is not None:  # equal bytes
-        plain = Method("fedavg").build(task, problem, client_lr=0.1)
-        rounds = max(1, round(rounds * plain.uplink(params) / first.uplink(params)))
-    per_step = [first.gradients_per_step, scale.most_gradients]
+
+class Start(NamedTuple):
+    """A point at which a method is a simpler one, or nearly.
+
+    Attributes:
+      row: the simpler method.
+      score: mean score of its tuning.
+      point: hyperparameters of the method.
+    """
+
+    row: str
+    score: float
+    point: dict[str, float]
+
+
+def start_of(
+    cell: Mapping[str, Any], method: Method, others: Mapping[str, Mapping[str, Any]]
+) -> Start | None:
+    """Return the point from which a row's search is repeated; None: it is not.
+
+    Its first search ended below a simpler form of the method, by the scores of tuning.
+
+    Args:
+      cell: the row's cell, tuned.
+      method: the row.
+      others: method -> cell, of the task's other rows.
+    """
+    axes = cell["declared"]["method"]["space"]
+    forms = [
+        Start(row, _mean(others[row]), {n: {**others[row]["chosen"], **at}[n] for n in axes})
+        for row, at in method.simpler.items()
+        if row in others and others[row]["chosen"] is not None
+    ]
+    best = max(forms, key=lambda form: form.score, default=None)
+    if best is None or "start" in cell:
+        return None
+    return best if cell["chosen"] is None or _mean(cell) < best.score else None
+
+
+def _mean(cell: Mapping[str, Any]) -> float:
+    """Return the mean score of a cell's chosen point in its tuning."""
+    return sum(cell["validation"]) / len(cell["validation"])
+
+
+def search_again(
+    cell: Mapping[str, Any],
+    task: Task,
+    problem: Problem,
+    method: Method,
+    scale: Scale,
+    others: Mapping[str, Mapping[str, Any]],
+) -> dict[str, Any]:
+    """Repeat a search that ended below a simpler form of the method; add the final runs.
+
+    The better one of the two searches counts, by the scores of tuning.
+
+    Args:
+      cell: the row's cell, tuned.
+      task, problem, method, scale, others: as in ``run_cell``.
+
+    Raises:
+      KeyboardInterrupt: Ctrl-C ended the runs early.
+    """
+    began, found = time.process_time(), dict(cell)
+    start = start_of(cell, method, others)
+    if start is not None:
+        again = _search(task, problem, cell["method"], method, scale, start)
+        again["tuning_gradients"] += cell.get("tuning_gradients", 0)
+        found |= {"versions": versions(), "start": start._asdict()}
+        found["first_search"] = {name: cell.get(name) for name in ("chosen", "validation")}
+        if cell["chosen"] is None or _mean(again) >= _mean(cell):
+            found |= again
+    found["processor_seconds"] += time.process_time() - began
+    if found["chosen"] is None:
+        return {**found, "processor_seconds": round(found["processor_seconds"], 1)}
+    return _with_final_runs(found, task, problem, method)
+
+
+def _search(
+    task: Task,
+    problem: Problem,
+    name: str,
+    method: Method,
+    scale: Scale,
+    start: Start | None = None,
+) -> dict[str, Any]:
+    """Tune a method on a task; return what the cell has of it."""
+    build, rounds = functools.partial(method.build, task, problem), _rounds(task, problem, method)
+    per_step = [gradients_per_step(task, problem, method), scale.most_gradients]
     plan = equal_budgets(per_step, rounds, scale.points, 2, len(TUNING_SEEDS))[0]
     try:
         found = tune(
             {name: build},
             {name: method.axes(task)},
-            params,
+            problem.params(jax.random.key(0)),
             problem.clients,
             rounds=rounds,
             validation=problem.validation,
             budget=plan.points[0],
             finalists=2,
+            start_points=None if start is None else {name: [start.point]},
             seeds=TUNING_SEEDS,
             score=problem.score,
             mode="max",
             **task.options(),
         )
     except RuntimeError as error:  # no point stayed finite
-        seconds = round(time.process_time() - began, 1)
-        return {**cell, "chosen": None, "said": str(error), "processor_seconds": seconds}
-    cell |= _tuning(name, found) | {"processor_seconds": time.process_time() - began}
-    return _with_final_runs(cell, task, problem, method, rounds)
+        return {"chosen": None, "said": str(error)}
+    return _tuning(name, found)
+
+
+def _rounds(task: Task, problem: Problem, method: Method) -> int:
+    """Return the rounds of a run; with a compressed uplink, those that cost as many bytes."""
+    if task.compressor is None:
+        return task.rounds
+    params = problem.params(jax.random.key(0))
+    plain = Method("fedavg").build(task, problem, client_lr=0.1)
+    own = method.build(task, problem, **_first(task, method))
+    return max(1, round(task.rounds * plain.uplink(params) / own.uplink(params)))
 
 
 def gradients_per_step(task: Task, problem: Problem, method: Method) -> int:
@@ -209,14 +310,15 @@ def run_again(
     again = {**cell, "declared": declared(task, method, scale), "versions": versions()}
     if cell["chosen"] is None:
         return again
-    return _with_final_runs(again, task, problem, method, cell["rounds"][-1])
+    return _with_final_runs(again, task, problem, method)
 
 
 def _with_final_runs(
-    cell: Mapping[str, Any], task: Task, problem: Problem, method: Method, rounds: int
+    cell: Mapping[str, Any], task: Task, problem: Problem, method: Method
 ) -> dict[str, Any]:
     """Add the final runs and the fingerprint to a cell that is tuned, and their time to its own."""
     began = time.process_time()
+    rounds = _rounds(task, problem, method)
     runs = final_runs(method, cell["chosen"], task, problem, rounds)
     specified = specification(method)
     found = {**cell, **runs, "fingerprint": None if specified is None else fingerprint(specified)}

@@ -3,6 +3,9 @@
 Rates and other numbers without an upper limit have ranges, which a search extends if its best point
 lies at an end. Numbers below 1, such as a momentum, have lists, which it does not extend; they hold
 the value at which the method is a simpler one, where that is such a number.
+
+Many methods contain, or come near to, a simpler one that has a row, too. A search whose best point
+scores below that row's on validation is repeated from there.
 """
 
 import dataclasses
@@ -29,6 +32,8 @@ SPACE: Mapping[str, Axis] = {
 _ADAPTIVE = {"client_lr": (0.01, 1.0), "server_lr": (0.003, 0.3), "tau": [1e-4, 1e-3, 1e-2]}
 _EMA = [0.05, 0.1, 0.2, 0.5, 1.0]
 _DECAY = [0.1, 0.5, 0.9]
+_MIME = {"momentum": [0.0, *_DECAY]}
+_INERTIA = {"inertia": [0.0, 0.1, 0.3, 0.6]}
 _RATIO = [0.1, 0.3, 0.6, 1.0]
 
 
@@ -43,12 +48,14 @@ class Method:
       fixed: the other arguments.
       adapts_steps: whether a client's steps do not grow with its gradients, so that a task does not
         move the range of its learning rate.
+      simpler: rows above this one -> the values at which this method is theirs, or nearest to it.
     """
 
     factory: str
     space: Mapping[str, Axis | None] = dataclasses.field(default_factory=dict)
     fixed: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     adapts_steps: bool = False
+    simpler: Mapping[str, Mapping[str, float]] = dataclasses.field(default_factory=dict)
 
     def axes(self, task: Task | None = None) -> dict[str, Axis]:
         """Return hyperparameter -> range or list.
@@ -116,30 +123,41 @@ class Method:
 
 
 _GRADMA = {"server_momentum": [0.5, 0.9], "memory_decay": _DECAY}
+_LEAST_PROX, _LEAST_RADIUS = {"prox_weight": 1e-3}, {"perturbation_radius": 0.01}
+_NO_MOMENTUM, _LEAST_CONTRAST = {"momentum": 0.0}, {"contrastive_weight": 0.1}
 
 # The most used first: they run first.
 METHODS: dict[str, Method] = {
     "fedavg": Method("fedavg"),
-    "fedprox": Method("fedprox"),
+    "fedprox": Method("fedprox", simpler={"fedavg": _LEAST_PROX}),
     "scaffold": Method("scaffold"),
-    "fedavgm": Method("fedavgm"),
+    "fedavgm": Method("fedavgm", simpler={"fedavg": _NO_MOMENTUM}),
     "fedadam": Method("fedadam", _ADAPTIVE),
     "fedyogi": Method("fedyogi", _ADAPTIVE),
     "feddyn": Method("feddyn"),
     "fednova": Method("fednova", {"prox_weight": None}),
     "fedexp": Method("fedexp"),
-    "fedcm": Method("fedcm"),
-    "fedacg": Method("fedacg"),
-    "fedsam": Method("fedsam"),
+    "fedcm": Method("fedcm", simpler={"fedavg": {"mixing": 1.0}}),
+    "fedacg": Method(
+        "fedacg", simpler={"fedavg": {**_LEAST_PROX, **_NO_MOMENTUM}, "fedprox": _NO_MOMENTUM}
+    ),
+    "fedsam": Method("fedsam", simpler={"fedavg": _LEAST_RADIUS}),
     "fedspeed": Method("fedspeed"),
     "fedspeed all": Method("fedspeed", {}, {"server_dual": "all"}),
-    "fedswa": Method("fedswa", {"final_lr_ratio": _RATIO}),
-    "fedmoswa": Method("fedmoswa", {"final_lr_ratio": _RATIO, "momentum": _EMA}),
+    "fedswa": Method(
+        "fedswa", {"final_lr_ratio": _RATIO}, simpler={"fedavg": {"final_lr_ratio": 1.0}}
+    ),
+    "fedmo": Method("fedmo", {"momentum": _EMA}),
+    "fedmoswa": Method(
+        "fedmoswa",
+        {"final_lr_ratio": _RATIO, "momentum": _EMA},
+        simpler={"fedmo": {"final_lr_ratio": 1.0, "server_lr": 1.0}},
+    ),
     "gradma_s": Method("gradma_s", _GRADMA),
     "gradma": Method("gradma", _GRADMA),
-    "moon": Method("moon", {"contrastive_weight": (0.1, 5.0)}),
-    "mime": Method("mime", {"momentum": _DECAY}),
-    "mimelite": Method("mimelite", {"momentum": _DECAY}),
+    "moon": Method("moon", {"contrastive_weight": (0.1, 5.0)}, simpler={"fedavg": _LEAST_CONTRAST}),
+    "mime": Method("mime", _MIME),
+    "mimelite": Method("mimelite", _MIME, simpler={"fedavg": _NO_MOMENTUM}),
     "cfedavg": Method("cfedavg", {}, {"compressor": "top_k:0.9"}),
     "mifa": Method("mifa"),
     "fafed": Method(
@@ -148,14 +166,13 @@ METHODS: dict[str, Method] = {
         adapts_steps=True,
     ),
     "gradma_w": Method("gradma_w"),
-    "fedmo": Method("fedmo", {"momentum": _EMA}),
-    "fedspeed_ing": Method("fedspeed_ing", {"inertia": [0.1, 0.3, 0.6]}),
+    "fedspeed_ing": Method("fedspeed_ing", _INERTIA, simpler={"fedspeed": {"inertia": 0.0}}),
     "fedspeed_ing all": Method(
-        "fedspeed_ing", {"inertia": [0.1, 0.3, 0.6]}, {"server_dual": "all"}
+        "fedspeed_ing", _INERTIA, {"server_dual": "all"}, simpler={"fedspeed all": {"inertia": 0.0}}
     ),
     "fedadagrad": Method("fedadagrad", _ADAPTIVE),
     "fedams": Method("fedams", {**_ADAPTIVE, "tau": [1e-6, 1e-4, 1e-3]}),
-    "stem": Method("stem", {"momentum": _EMA}),
+    "stem": Method("stem", {"momentum": _EMA}, simpler={"fedavg": {"momentum": 1.0}}),
     "naive_adaptive_fedavg": Method(
         "naive_adaptive_fedavg",
         {"client_lr": (1e-3, 0.1), "second_moment_decay": [0.9, 0.99]},
@@ -165,18 +182,30 @@ METHODS: dict[str, Method] = {
     "fedadmm W": Method("fedadmm", {}, {"variant": "W"}),
     "fedadmm G": Method("fedadmm", {}, {"variant": "G"}),
     "fedpd": Method("fedpd", {"prox_weight": (0.01, 10.0)}),
-    "fedproxm": Method("fedproxm"),
-    "mifam": Method("mifam"),
-    "moonm": Method("moonm", {"contrastive_weight": (0.1, 5.0)}),
+    "fedproxm": Method("fedproxm", simpler={"fedprox": _NO_MOMENTUM, "fedavgm": _LEAST_PROX}),
+    "mifam": Method("mifam", simpler={"mifa": _NO_MOMENTUM}),
+    "moonm": Method(
+        "moonm",
+        {"contrastive_weight": (0.1, 5.0)},
+        simpler={"moon": _NO_MOMENTUM, "fedavgm": _LEAST_CONTRAST},
+    ),
     "fedmlb": Method("fedmlb"),
-    "fedmlbm": Method("fedmlbm"),
-    "fedasam": Method("fedasam", {"perturbation_radius": (0.05, 1.0)}),
-    "mofedsam": Method("mofedsam"),
-    "fedgamma": Method("fedgamma"),
-    "fedlesam": Method("fedlesam", {"prox_weight": None}),
-    "fedlesam-S": Method("fedlesam", {"prox_weight": None}, {"variant": "S"}),
-    "fedlesam-D": Method("fedlesam", {}, {"variant": "D"}),
-    "fedsmoo": Method("fedsmoo"),
+    "fedmlbm": Method("fedmlbm", simpler={"fedmlb": _NO_MOMENTUM}),
+    "fedasam": Method(
+        "fedasam",
+        {"perturbation_radius": (0.05, 1.0)},
+        simpler={"fedavg": {"perturbation_radius": 0.05}},
+    ),
+    "mofedsam": Method("mofedsam", simpler={"fedcm": _LEAST_RADIUS, "fedsam": {"mixing": 1.0}}),
+    "fedgamma": Method("fedgamma", simpler={"scaffold": _LEAST_RADIUS}),
+    "fedlesam": Method("fedlesam", {"prox_weight": None}, simpler={"fedavg": _LEAST_RADIUS}),
+    "fedlesam-S": Method(
+        "fedlesam", {"prox_weight": None}, {"variant": "S"}, simpler={"scaffold": _LEAST_RADIUS}
+    ),
+    "fedlesam-D": Method(
+        "fedlesam", {}, {"variant": "D"}, simpler={"feddyn": {**_LEAST_RADIUS, "server_lr": 1.0}}
+    ),
+    "fedsmoo": Method("fedsmoo", simpler={"feddyn": _LEAST_RADIUS}),
 }
 # Methods of the catalogue that are no rows, and why.
 LEFT_OUT: Mapping[str, str] = {

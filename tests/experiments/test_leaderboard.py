@@ -8,8 +8,11 @@ import re
 import subprocess
 from xml.etree import ElementTree
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.flatten_util import ravel_pytree
 from scipy import stats
 
 from experiments.leaderboard import __main__ as command
@@ -17,6 +20,7 @@ from experiments.leaderboard import cells, claims, methods, page, scores, tasks
 from experiments.leaderboard.figure import heat_map
 from experiments.leaderboard.methods import LEFT_OUT, METHODS
 from experiments.studies.fingerprint import fingerprint, is_same
+from fedjax_lab import simulate
 from fedjax_lab.algorithms import ALGORITHMS, fedavg
 from fedjax_lab.tuning.halving import equal_budgets
 from tests.report.test_html import BROWSER, BROWSERS
@@ -168,7 +172,7 @@ def test_a_cell_is_run_once_and_a_row_of_ones_own_is_the_only_one(tmp_path, monk
 def test_final_runs_of_a_kept_tuning_are_those_of_a_whole_cell():
     task, method = tasks.smoke(TASK), METHODS["fedavg"]
     once = tasks.problem(task)
-    whole = cells.run_cell(task, once, "fedavg", method, cells.SMOKE)
+    whole = cells.run_cell(task, once, "fedavg", method, cells.SMOKE, {})
     old = {**whole, "runs": whole["runs"][:1]}
     old["declared"] = {**whole["declared"], "task": {**whole["declared"]["task"], "seeds": [11]}}
     assert cells.has_tuning(old, task, method, cells.SMOKE)
@@ -177,6 +181,81 @@ def test_final_runs_of_a_kept_tuning_are_those_of_a_whole_cell():
     for name in whole.keys() - {"processor_seconds"}:
         assert again[name] == whole[name], name
     assert [run["seed"] for run in again["runs"]] == list(task.seeds)
+
+
+@pytest.mark.methods
+def test_a_search_that_ends_below_a_simpler_form_is_repeated_from_there():
+    task, method = tasks.smoke(TASK), METHODS["fedavgm"]
+    once = tasks.problem(task)
+    above = {"fedavg": {"chosen": {"client_lr": 0.02, "server_lr": 1.0}, "validation": [9.0, 9.5]}}
+    first = cells.run_cell(task, once, "fedavgm", method, cells.SMOKE, {})
+    assert "start" not in first
+    both = cells.run_cell(task, once, "fedavgm", method, cells.SMOKE, above)
+    point = {"client_lr": 0.02, "server_lr": 1.0, "momentum": 0.0}
+    assert both["start"] == {"row": "fedavg", "score": 9.25, "point": point}
+    assert both["first_search"] == {n: first[n] for n in ("chosen", "validation")}
+    assert np.mean(both["validation"]) >= np.mean(first["validation"])
+    assert both["tuning_gradients"] >= 1.9 * first["tuning_gradients"]
+    assert cells.start_of(both, method, above) is None  # once
+    below = {"fedavg": {**above["fedavg"], "validation": [-9.0, -9.0]}}
+    assert cells.start_of(first, method, below) is None
+    lost = {**first, "chosen": None}
+    assert cells.start_of(lost, method, below).point == point
+
+
+@pytest.mark.parametrize("name", [name for name, method in METHODS.items() if method.simpler])
+def test_a_simpler_form_has_a_value_for_each_hyperparameter(name):
+    for row, at in METHODS[name].simpler.items():
+        assert list(METHODS).index(row) < list(METHODS).index(name)  # it runs before
+        assert METHODS[name].axes().keys() <= {*METHODS[row].axes(), *at}
+        for hyperparameter, value in at.items():
+            axis = METHODS[name].axes()[hyperparameter]
+            assert value in (axis[0], axis[-1]) or (hyperparameter, value) == ("server_lr", 1.0)
+
+
+FORMS = [(name, row) for name, method in METHODS.items() for row in method.simpler]
+
+
+@pytest.mark.methods
+@pytest.mark.parametrize(("name", "row"), FORMS)
+def test_a_simpler_form_goes_where_its_row_goes(name, row):
+    """After three rounds; without a hyperparameter at its limit, they are the same."""
+    task = tasks.smoke(tasks.TASKS["convex"])
+    if METHODS[name].looks_inside:
+        task = tasks.smoke(tasks.TASKS["skew-0.1"])
+    problem = tasks.problem(task)
+    middle = {"client_lr": 0.02, "prox_weight": 0.2, "mixing": 0.2}
+    middle["server_lr"] = 1.0 if name == "fedacg" else 0.9  # FedACG takes none
+    middle |= {"momentum": 0.5, "perturbation_radius": 0.05, "contrastive_weight": 1.0}
+    middle |= {"final_lr_ratio": 0.3}
+    at = METHODS[name].simpler[row]
+    start = problem.params(jax.random.key(0))
+    ends = []
+    for each, more in ((name, at), (row, {})):
+        method = METHODS[each]
+        point = {n: {**middle, **more}[n] for n in method.axes()}
+        algorithm = method.build(task, problem, **point)
+        run = simulate(algorithm, start, problem.clients, rounds=3, seed=1, **task.options())
+        ends.append(run.params)
+    (mine, _), (theirs, _), (first, _) = (ravel_pytree(tree) for tree in (*ends, start))
+    apart = float(jnp.linalg.norm(mine - theirs) / jnp.linalg.norm(theirs - first))
+    is_limit = at.keys() & {"prox_weight", "perturbation_radius", "contrastive_weight"}
+    if name == "stem":  # its first local step is along the direction of the last round
+        assert apart <= 0.3
+    else:
+        assert apart <= (0.05 if is_limit else 1e-5)
+
+
+def test_no_stored_search_ended_below_a_simpler_form():
+    for name in tasks.TASKS:
+        stored = cells.load(cells.RESULTS, name)
+        for method, found in stored.items():
+            assert cells.start_of(found, METHODS[method], stored) is None, f"{name}, {method}"
+            if "start" in found:
+                first = found["first_search"]
+                assert first["chosen"] is None or sum(found["validation"]) >= sum(
+                    first["validation"]
+                ), f"{name}, {method}"
 
 
 def test_each_seed_divides_the_images_anew_and_all_methods_see_the_same():
