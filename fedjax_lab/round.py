@@ -32,7 +32,7 @@ from fedjax_lab.clients.model_axis import (
 )
 from fedjax_lab.clients.planner import MapChoice, choose_map
 from fedjax_lab.clients.results import check_kept, check_message
-from fedjax_lab.clients.sources import Sources
+from fedjax_lab.clients.sources import Sources, on_devices, shapes_alone
 from fedjax_lab.clients.store import Rows
 from fedjax_lab.machine.keys import fold_in, threefry
 from fedjax_lab.machine.target import LOWERINGS, Target, platform_of, tracing_for, tracing_with
@@ -351,7 +351,7 @@ def build_round(
         client_map = asked
         if is_planned and jax.device_count() > 1:
             if (shapes := _shapes(state, batch)) not in chosen:
-                jax.eval_shape(compiled, state, batch)  # plans; what is traced is kept
+                jax.eval_shape(compiled, *shapes_alone((state, batch)))  # what is traced is kept
             client_map = chosen.get(shapes, asked)
         return client_map.mesh if client_map.kind == "shard_map" else None
 
@@ -394,10 +394,10 @@ def _compiled_alone(
         if is_traced((state, batch)):
             return in_program(state, batch)
         check_values(batch, state.num_clients)
+        mesh = mesh_of(compiled, state, batch)
         if batch.source is not None:
-            source = sources.on_all(mesh_of(compiled, state, batch), batch.source)
-            batch = batch._replace(source=source)
-        after, metrics = compiled(state, batch)
+            batch = batch._replace(source=sources.on_all(mesh, batch.source))
+        after, metrics = compiled(*on_devices(mesh, (state, batch)))
         if is_traced((after, metrics)):  # the method closes over traced values
             return after, metrics
         note_count(after.num_clients, state.num_clients)

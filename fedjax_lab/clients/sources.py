@@ -1,7 +1,8 @@
-"""Examples that all rounds share, copied to the devices of a client map once.
+"""The arguments of a round, moved to the devices of its client map.
 
 A round that runs on several devices needs all examples on each of them. JAX copies an array of one
-device whenever the program is called, and that may take longer than the round.
+device whenever the program is called, and that may take longer than the round. Arrays that lie on
+several other devices, such as the state after a round of a smaller cohort, it refuses.
 """
 
 import weakref
@@ -49,3 +50,43 @@ class Sources:
 
 def _is_on_one_device(leaf: Any) -> bool:
     return isinstance(leaf, jax.Array) and len(leaf.sharding.device_set) == 1
+
+
+def on_devices(mesh: Mesh | None, values: PyTree) -> PyTree:
+    """Copy arrays that lie on several other devices to each device of a mesh.
+
+    Args:
+      mesh: the devices; None: one device, or, if all arrays share them, those of the arrays.
+      values: pytree of arrays; where several processes run, they stay as they are.
+    """
+    if jax.device_count() == 1 or jax.process_count() > 1:
+        return values
+    places = {leaf.sharding for leaf in jax.tree.leaves(values) if _is_on_several(leaf)}
+    if mesh is None and len({frozenset(place.device_set) for place in places}) < 2:
+        return values
+    there = jax.devices()[0] if mesh is None else NamedSharding(mesh, PartitionSpec())
+    devices = None if mesh is None else {*mesh.devices.flat}
+
+    def moved(leaf: Any) -> Any:
+        if not _is_on_several(leaf) or leaf.sharding == there:
+            return leaf
+        is_divided_here = leaf.sharding.device_set == devices and not leaf.is_fully_replicated
+        return leaf if is_divided_here else jax.device_put(leaf, there)
+
+    return jax.tree.map(moved, values)
+
+
+def shapes_alone(values: PyTree) -> PyTree:
+    """Replace arrays that lie on several devices by their shapes.
+
+    Args:
+      values: pytree of arrays.
+    """
+    return jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) if _is_on_several(leaf) else leaf,
+        values,
+    )
+
+
+def _is_on_several(leaf: Any) -> bool:
+    return isinstance(leaf, jax.Array) and len(leaf.sharding.device_set) > 1

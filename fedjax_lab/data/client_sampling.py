@@ -152,4 +152,5 @@ def own_cohort(
             raise ValueError(
                 f"sample_cohort returned the ids {known.tolist()} in round {int(round)}; {wrong}."
             )
+        return jnp.asarray(known, jnp.int32)  # on any device
     return ids.astype(jnp.int32)

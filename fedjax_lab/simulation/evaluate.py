@@ -361,7 +361,8 @@ def on_all_devices(
             leaves, structure = jax.tree.flatten(params)
             kinds = tuple((leaf.shape, leaf.dtype) for leaf in leaves)
             return compiled_by_all(mesh, structure, kinds)(params, copies_on(mesh))
-        return scores(on_mesh(params, mesh), copies_on(mesh), mesh)
+        found = scores(on_mesh(params, mesh), copies_on(mesh), mesh)
+        return jax.tree.map(lambda value: jnp.asarray(np.asarray(value)), found)  # on any device
 
     return evaluate
 

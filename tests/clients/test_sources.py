@@ -1,5 +1,6 @@
 """A loop of one's own over devices: examples are copied to them once."""
 
+import functools
 import gc
 
 import jax
@@ -10,7 +11,8 @@ from jax.sharding import NamedSharding, PartitionSpec
 from fedjax_lab import algorithms, build_round, data, models, simulate
 from fedjax_lab.clients import sources
 from fedjax_lab.clients.mapping import parse_client_map
-from fedjax_lab.clients.sources import Sources
+from fedjax_lab.clients.sources import Sources, on_devices
+from fedjax_lab.simulation.evaluate import build_client_evaluation
 from tests.tiers import few
 
 
@@ -45,16 +47,72 @@ def test_what_may_change_or_is_spread_stays(mesh):
     assert held.on_all(None, alone) is alone
 
 
+def test_copies_on_other_devices_are_moved_and_parts_on_the_same_ones_stay(mesh):
+    wide = parse_client_map("shard_map:4").mesh
+    copies, parts = PartitionSpec(), PartitionSpec("clients")
+    x = np.arange(8.0)
+    values = {
+        "here": jax.device_put(x, NamedSharding(mesh, copies)),
+        "parts": jax.device_put(x, NamedSharding(mesh, parts)),
+        "there": jax.device_put(x, NamedSharding(wide, copies)),
+        "parts there": jax.device_put(x, NamedSharding(wide, parts)),
+        **{"alone": jax.numpy.asarray(x), "numpy": x},
+    }
+    moved = on_devices(mesh, values)
+    for name in ("here", "parts", "alone", "numpy"):
+        assert moved[name] is values[name], name
+    for name in ("there", "parts there"):
+        assert moved[name].sharding == NamedSharding(mesh, copies)
+        np.testing.assert_array_equal(moved[name], x)
+    same = {"a": values["here"], "b": values["parts"], "c": values["alone"]}
+    assert on_devices(None, same)["b"] is same["b"]
+    assert on_devices(None, values)["there"].devices() == {jax.devices()[0]}
+
+
+def federation():
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(40, 4)).astype(np.float32)
+    return data.partition((x, rng.integers(0, 2, 40)), "iid", num_clients=8, seed=0)
+
+
+@pytest.mark.methods
+def test_a_loop_may_change_its_cohorts_by_what_the_model_does():
+    """Each size of a cohort has devices of its own, and evaluations use all of them."""
+    clients, model = federation(), models.build("linear", num_classes=2)
+    algorithm = algorithms.scaffold(models.classification_loss(model.apply), client_lr=0.1)
+    params = jax.jit(model.init)(jax.random.key(0), clients.examples.x[:1])
+    how = {"local_steps": 2, "batch_size": 2}
+    accuracy_of = build_client_evaluation(models.accuracy_counts(model.apply), clients)
+
+    def worst(accuracy, size, key, round):
+        return jax.numpy.argsort(accuracy)[:size]
+
+    def run(client_map, bring):
+        first = simulate(
+            algorithm, params, clients, rounds=2, client_map=client_map, cohort_size=3, **how
+        )
+        state, round_fn = bring(first.state), build_round(algorithm, client_map)
+        for t, size in enumerate((3, 8, 2, 5)):
+            accuracy = bring(accuracy_of(algorithm.params(state)))
+            batch = data.draw_batch(
+                *(clients, jax.random.key(1), t),
+                **how,
+                cohort_size=size,
+                sample_cohort=functools.partial(worst, accuracy, size),
+            )
+            batch = batch._replace(weights=bring(1.5 - accuracy[batch.client_ids]))
+            state, _ = round_fn(state, batch)
+        return state
+
+    found = run("auto", lambda values: values)
+    expected = run("scan", lambda values: jax.tree.map(np.asarray, values))
+    for ours, theirs in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.parametrize("client_map", few(1, ["scan", "auto", "shard_map", "shard_map:2"]))
 def test_a_loop_of_ones_own_copies_once_and_agrees_with_simulate(client_map, monkeypatch):
-    rng = np.random.default_rng(0)
-    clients = data.partition(
-        (rng.normal(size=(40, 4)).astype(np.float32), rng.integers(0, 2, 40)),
-        "iid",
-        num_clients=8,
-        seed=0,
-    )
-    model = models.build("linear", num_classes=2)
+    clients, model = federation(), models.build("linear", num_classes=2)
     params = jax.jit(model.init)(jax.random.key(0), clients.examples.x[:1])
     algorithm = algorithms.fedavg(models.classification_loss(model.apply), client_lr=0.1)
     how = {"cohort_size": 4, "local_steps": 2, "batch_size": 2}

@@ -261,8 +261,12 @@ def test_a_resumed_run(tmp_path):
 @pytest.mark.example
 def test_metrics_and_cohorts(capsys):
     page = execute("guides/metrics_and_cohorts.md")
-    accuracy, norm, gradient, own, spread = map(float, capsys.readouterr().out.split())
+    accuracy, norm, gradient, own, spread, loss = map(float, capsys.readouterr().out.split())
     assert 0 < accuracy < 1
+    assert 0 < loss < 2
+    ids, of_all = np.asarray(page["batch"].client_ids), np.asarray(page["accuracy"])
+    assert len(set(ids.tolist())) == 5
+    assert of_all[ids].mean() < of_all.mean()
     assert 0 < own < 1
     assert spread > 0  # the clients' own heads differ
     first = np.sqrt(sum(np.square(leaf).sum() for leaf in jax.tree.leaves(page["params"])))
