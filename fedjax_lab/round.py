@@ -32,7 +32,7 @@ from fedjax_lab.clients.model_axis import (
 )
 from fedjax_lab.clients.planner import MapChoice, choose_map
 from fedjax_lab.clients.results import check_kept, check_message
-from fedjax_lab.clients.sources import Sources, on_devices, shapes_alone
+from fedjax_lab.clients.sources import Sources, on_devices, shapes_of_bound
 from fedjax_lab.clients.store import Rows
 from fedjax_lab.machine.keys import fold_in, threefry
 from fedjax_lab.machine.target import LOWERINGS, Target, platform_of, tracing_for, tracing_with
@@ -351,7 +351,7 @@ def build_round(
         client_map = asked
         if is_planned and jax.device_count() > 1:
             if (shapes := _shapes(state, batch)) not in chosen:
-                jax.eval_shape(compiled, *shapes_alone((state, batch)))  # what is traced is kept
+                jax.eval_shape(compiled, *shapes_of_bound((state, batch)))  # what is traced is kept
             client_map = chosen.get(shapes, asked)
         return client_map.mesh if client_map.kind == "shard_map" else None
 

@@ -9,8 +9,11 @@ import weakref
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from fedjax_lab.machine.keys import is_key
 from fedjax_lab.types import PyTree
 
 
@@ -53,22 +56,22 @@ def _is_on_one_device(leaf: Any) -> bool:
 
 
 def on_devices(mesh: Mesh | None, values: PyTree) -> PyTree:
-    """Copy arrays that lie on several other devices to each device of a mesh.
+    """Copy arrays that are bound to other devices to each device of a mesh.
 
     Args:
-      mesh: the devices; None: one device, or, if all arrays share them, those of the arrays.
+      mesh: the devices; None: one device, or, if all arrays share theirs, those of the arrays.
       values: pytree of arrays; where several processes run, they stay as they are.
     """
     if jax.device_count() == 1 or jax.process_count() > 1:
         return values
-    places = {leaf.sharding for leaf in jax.tree.leaves(values) if _is_on_several(leaf)}
+    places = {leaf.sharding for leaf in jax.tree.leaves(values) if _is_bound(leaf)}
     if mesh is None and len({frozenset(place.device_set) for place in places}) < 2:
         return values
     there = jax.devices()[0] if mesh is None else NamedSharding(mesh, PartitionSpec())
     devices = None if mesh is None else {*mesh.devices.flat}
 
     def moved(leaf: Any) -> Any:
-        if not _is_on_several(leaf) or leaf.sharding == there:
+        if not _is_bound(leaf) or leaf.sharding == there:
             return leaf
         is_divided_here = leaf.sharding.device_set == devices and not leaf.is_fully_replicated
         return leaf if is_divided_here else jax.device_put(leaf, there)
@@ -76,17 +79,34 @@ def on_devices(mesh: Mesh | None, values: PyTree) -> PyTree:
     return jax.tree.map(moved, values)
 
 
-def shapes_alone(values: PyTree) -> PyTree:
-    """Replace arrays that lie on several devices by their shapes.
+def on_any_device(values: PyTree) -> PyTree:
+    """Return a new tree of arrays that JAX may use together with those of any device.
+
+    Args:
+      values: pytree of arrays. Those that devices divide stay as they are, also where several
+        processes run.
+    """
+    is_alone = jax.device_count() == 1 or jax.process_count() > 1
+
+    def free(leaf: Any) -> Any:
+        if is_alone or is_key(leaf) or not _is_bound(leaf) or not leaf.is_fully_replicated:
+            return leaf
+        return jnp.asarray(np.asarray(leaf))
+
+    return jax.tree.map(free, values)
+
+
+def shapes_of_bound(values: PyTree) -> PyTree:
+    """Replace arrays that are bound to devices by their shapes.
 
     Args:
       values: pytree of arrays.
     """
     return jax.tree.map(
-        lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) if _is_on_several(leaf) else leaf,
+        lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) if _is_bound(leaf) else leaf,
         values,
     )
 
 
-def _is_on_several(leaf: Any) -> bool:
-    return isinstance(leaf, jax.Array) and len(leaf.sharding.device_set) > 1
+def _is_bound(leaf: Any) -> bool:
+    return isinstance(leaf, jax.Array) and leaf.committed

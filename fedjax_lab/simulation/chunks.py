@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_lab import tree
+from fedjax_lab.clients.sources import on_any_device
 from fedjax_lab.simulation.chunk_planner import Chosen
 from fedjax_lab.simulation.client_data import ClientData
 from fedjax_lab.simulation.computation import Computation
@@ -84,8 +85,12 @@ class Chunks:
 
     def result(self) -> FedState:
         """Return the final state of the run."""
-        state = self.processes.local(self._state._replace(frozen=self._frozen))
-        return self._store.result(state)
+        state = self._state._replace(
+            server=on_any_device(self._state.server),
+            num_clients=on_any_device(self._state.num_clients),
+            frozen=self._frozen,
+        )
+        return self._store.result(self.processes.local(state))
 
     def lower(self, length: int) -> jax.stages.Lowered:
         """Lower the first program of a chunk without compiling it.

@@ -13,6 +13,7 @@ from fedjax_lab import tree
 from fedjax_lab.checks import check_choice, check_int, is_traced
 from fedjax_lab.clients.metrics import takes_mask
 from fedjax_lab.clients.model_axis import divided_over, on_mesh, shard_largest
+from fedjax_lab.clients.sources import on_any_device
 from fedjax_lab.data import FederatedArrays
 from fedjax_lab.data.dtypes import to_device
 from fedjax_lab.data.streams import check_clients, check_resident
@@ -361,8 +362,7 @@ def on_all_devices(
             leaves, structure = jax.tree.flatten(params)
             kinds = tuple((leaf.shape, leaf.dtype) for leaf in leaves)
             return compiled_by_all(mesh, structure, kinds)(params, copies_on(mesh))
-        found = scores(on_mesh(params, mesh), copies_on(mesh), mesh)
-        return jax.tree.map(lambda value: jnp.asarray(np.asarray(value)), found)  # on any device
+        return on_any_device(scores(on_mesh(params, mesh), copies_on(mesh), mesh))
 
     return evaluate
 

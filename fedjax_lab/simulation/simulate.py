@@ -10,10 +10,9 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Unpack
 
-import jax
-
 from fedjax_lab.checks import LAST_SEED, check_int
 from fedjax_lab.clients.model_axis import ParamsSharding
+from fedjax_lab.clients.sources import on_any_device
 from fedjax_lab.data import ClientTimes, FederatedArrays, FederatedStream
 from fedjax_lab.data.cohort import Schedule, ScheduleOptions, scheduled
 from fedjax_lab.machine.program_cache import keep_by_default
@@ -256,7 +255,7 @@ def simulate(
     if stop.is_set() or run_progress.stopped == "interrupt":
         end_later_runs(stop.signal, this_call)
     return SimulationResult(
-        jax.tree.map(lambda leaf: leaf, chunks.params),
+        on_any_device(chunks.params),
         chunks.result(),
         history.rows,
         run_progress.seconds,

@@ -11,7 +11,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from fedjax_lab import algorithms, build_round, data, models, simulate
 from fedjax_lab.clients import sources
 from fedjax_lab.clients.mapping import parse_client_map
-from fedjax_lab.clients.sources import Sources, on_devices
+from fedjax_lab.clients.sources import Sources, on_any_device, on_devices
 from fedjax_lab.simulation.evaluate import build_client_evaluation
 from tests.tiers import few
 
@@ -64,6 +64,10 @@ def test_copies_on_other_devices_are_moved_and_parts_on_the_same_ones_stay(mesh)
     for name in ("there", "parts there"):
         assert moved[name].sharding == NamedSharding(mesh, copies)
         np.testing.assert_array_equal(moved[name], x)
+    bound = jax.device_put(x, jax.devices()[3])
+    assert on_devices(mesh, [bound])[0].sharding == NamedSharding(mesh, copies)
+    free = on_any_device([values["here"], values["parts"], bound])
+    assert [leaf.committed for leaf in free] == [False, True, False]
     same = {"a": values["here"], "b": values["parts"], "c": values["alone"]}
     assert on_devices(None, same)["b"] is same["b"]
     assert on_devices(None, values)["there"].devices() == {jax.devices()[0]}
@@ -108,6 +112,31 @@ def test_a_loop_may_change_its_cohorts_by_what_the_model_does():
     expected = run("scan", lambda values: jax.tree.map(np.asarray, values))
     for ours, theirs in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.methods
+def test_models_of_runs_on_other_devices_go_together():
+    """A cohort of 1 runs on one device, one of 8 on all."""
+    clients, model = federation(), models.build("linear", num_classes=2)
+    algorithm = algorithms.fedavg(models.classification_loss(model.apply), client_lr=0.1)
+    params = jax.jit(model.init)(jax.random.key(0), clients.examples.x[:1])
+    how = {"local_steps": 2, "batch_size": 2, "rounds": 2}
+    one, two, many = (
+        simulate(algorithm, params, clients, cohort_size=size, **how) for size in (1, 2, 8)
+    )
+    means = jax.tree.map(lambda a, b, c: (a + b + c) / 3, one.params, two.params, many.params)
+    leaves = [np.asarray(jax.tree.leaves(run.params)[0]) for run in (one, two, many)]
+    np.testing.assert_allclose(jax.tree.leaves(means)[0], np.mean(leaves, axis=0), rtol=1e-6)
+
+    def distance(from_model, params):
+        apart = jax.tree.map(lambda a, b: jax.numpy.abs(a - b).max(), from_model, params)
+        return {"distance": jax.numpy.stack(jax.tree.leaves(apart)).max()}
+
+    for size, before in ((1, many), (2, many), (8, one)):
+        evaluate = functools.partial(distance, before.params)
+        run = simulate(algorithm, params, clients, cohort_size=size, evaluate=evaluate, **how)
+        expected = distance(before.params, run.params)["distance"]
+        assert run.history[-1]["distance"] == pytest.approx(float(expected))
 
 
 @pytest.mark.parametrize("client_map", few(1, ["scan", "auto", "shard_map", "shard_map:2"]))
