@@ -94,7 +94,7 @@ COVERS = {
     "simulation/test_streams": "simulation/client_data simulation/plan",
     "simulation/test_sweep": "simulation/divergence simulation/sweep_log "
     "simulation/sweep_program simulation/sweep_result",
-    "storage/test_hostile_dirs": "storage/json_file storage/run_path",
+    "storage/test_hostile_dirs": "machine/json_file storage/run_path",
     "storage/test_run_dir": "storage/fingerprint storage/lock",
     "tuning/test_search": "tuning/halving tuning/search_log tuning/proposals",
     "tuning/test_tune": "command/tuning report/search_figure tuning/candidates tuning/search "

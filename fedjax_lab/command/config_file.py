@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fedjax_lab.command.options import format_options
-from fedjax_lab.storage.json_file import check_distinct, parse_json
+from fedjax_lab.machine.json_file import read_json
 
 _YAML_SUFFIXES = (".yaml", ".yml")
 # PyYAML follows YAML 1.1, where 1e-3 is text; here it is a number, as in YAML 1.2 and in JSON.
@@ -44,17 +44,16 @@ def read_settings(path: str | Path) -> dict[str, Any]:
     path = Path(path)
     if not path.is_file():
         raise FileNotFoundError(f"config: there is no file {path}.")
-    kind = "YAML" if is_yaml(path) else "JSON"
-    try:
-        text = path.read_text(encoding="utf-8")
-        values = _parse_yaml(text) if is_yaml(path) else parse_json(text)
-    except ValueError as error:
-        raise ValueError(f"{path} is not valid {kind} ({error}).") from error
-    if not isinstance(values, dict):
-        raise ValueError(f"{path} holds no {kind} object {{setting: value}}.")
-    settings = values.get("run_config", values)
+    if is_yaml(path):
+        try:
+            values = _parse_yaml(path.read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise ValueError(f"{path} cannot be read as YAML ({error}).") from error
+    else:
+        values = read_json(path)
+    settings = values.get("run_config", values) if isinstance(values, dict) else None
     if not isinstance(settings, dict) or not all(isinstance(key, str) for key in settings):
-        raise ValueError(f"{path} holds no {kind} object {{setting: value}}.")
+        raise ValueError(f"{path} holds no object {{setting: value}}.")
     return settings
 
 
@@ -139,7 +138,10 @@ def _parse_yaml(text: str) -> Any:
         def construct_mapping(self, node, deep=False):
             if any(key.tag == _MERGE for key, _ in node.value):
                 raise ValueError("<< merges settings of another place; write them out")
-            check_distinct([self.construct_object(key, deep=True) for key, _ in node.value])
+            keys = [self.construct_object(key, deep=True) for key, _ in node.value]
+            for i, key in enumerate(keys):  # keys of YAML may have no hash
+                if key in keys[:i]:
+                    raise ValueError(f"{key!r} is given twice")
             return super().construct_mapping(node, deep)
 
         def construct_yaml_int(self, node):

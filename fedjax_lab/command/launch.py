@@ -20,6 +20,7 @@ from fedjax_lab.command.reports import print_tables
 from fedjax_lab.command.screen import print_rows
 from fedjax_lab.estimates import digits_of_amount
 from fedjax_lab.machine.atomic_files import new_file
+from fedjax_lab.machine.json_file import read_json
 from fedjax_lab.simulation.history import SimulationResult
 from fedjax_lab.simulation.processes import Processes
 from fedjax_lab.simulation.stop import compiles_still
@@ -140,7 +141,7 @@ def finished_before(config: RunConfig) -> dict[str, Any] | None:
     path = Path(str(config.output.run_dir))
     try:
         before = read_config(path)
-        summary = json.loads((path / SUMMARY).read_text(encoding="utf-8"))
+        summary = read_json(path / SUMMARY)
         diverged = summary["stopped"] == "diverged"
         is_whole = not summary["interrupted"] and (diverged or summary["round"] == before["rounds"])
         is_same = before["run_config"] == json.loads(json.dumps(config.record()))

@@ -10,6 +10,7 @@ import numpy as np
 from fedjax_lab.command.commands import RerunCommand
 from fedjax_lab.command.config import RunConfig
 from fedjax_lab.command.launch import start, status_of
+from fedjax_lab.machine.json_file import read_json
 from fedjax_lab.report.runs import RERUN
 from fedjax_lab.storage.run_dir import (
     CONFIG,
@@ -83,8 +84,8 @@ def finished_config(run_dir: str | Path) -> RunConfig:
 def _has_ended(path: Path) -> bool:
     """Return True if a run finished or diverged."""
     try:
-        return not json.loads((path / SUMMARY).read_text(encoding="utf-8"))["interrupted"]
-    except (OSError, ValueError, KeyError, TypeError):
+        return not read_json(path / SUMMARY)["interrupted"]
+    except (OSError, ValueError, KeyError):
         return False
 
 

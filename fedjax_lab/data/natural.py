@@ -23,6 +23,7 @@ from fedjax_lab.data.federated import FederatedArrays, partition
 from fedjax_lab.data.partition import number_owners
 from fedjax_lab.data.sources import Examples
 from fedjax_lab.data.tables import Table
+from fedjax_lab.machine.json_file import distinct
 from fedjax_lab.signatures import suggest_keywords
 from fedjax_lab.types import PyTree
 
@@ -225,11 +226,11 @@ def leaf_users(path: Path) -> Iterable[tuple[str, list, list]]:
     """
     try:
         text = path.read_text(encoding="utf-8-sig")
-        content = json.loads(text, object_pairs_hook=_each_once)
+        content = json.loads(text, object_pairs_hook=distinct)
         users, data = list(map(str, content["users"])), content["user_data"]
         found = [(user, list(data[user]["x"]), list(data[user]["y"])) for user in users]
         stated = content.get("num_samples", [len(y) for _, _, y in found])
-    except (ValueError, TypeError, LookupError, AttributeError) as error:
+    except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
         raise ValueError(
             f"{path}: not in LEAF's layout (users, num_samples, user_data with x and y for each "
             f"user): {type(error).__name__} {error}"
@@ -243,13 +244,6 @@ def leaf_users(path: Path) -> Iterable[tuple[str, list, list]]:
     if stated != counts:
         raise ValueError(f"{path}: num_samples {_difference(users, stated, counts)}.")
     return found
-
-
-def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Make a JSON object, of which Python would keep the last of several fields of one name."""
-    if (twice := repeated(name for name, _ in pairs)) is not None:
-        raise ValueError(f"{twice!r} occurs twice in one object.")
-    return dict(pairs)
 
 
 def _difference(users: list[str], stated: Any, counts: list[int]) -> str:

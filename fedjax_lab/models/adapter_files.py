@@ -9,9 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_lab.checks import check_int, check_number
+from fedjax_lab.machine.json_file import read_json
 from fedjax_lab.machine.keys import seeded
 from fedjax_lab.models.decoder import decoder
-from fedjax_lab.models.decoder_config import DecoderConfig, read_json
+from fedjax_lab.models.decoder_config import DecoderConfig
 from fedjax_lab.models.lora import Adapter
 from fedjax_lab.models.pretrained import load_safetensors
 from fedjax_lab.models.weight_files import write_folder

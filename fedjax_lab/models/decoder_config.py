@@ -5,12 +5,12 @@ effect on the model's numbers, or refused.
 """
 
 import dataclasses
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fedjax_lab.checks import check_choice, check_int, check_number, repeated
+from fedjax_lab.checks import check_choice, check_int, check_number
+from fedjax_lab.machine.json_file import read_json
 
 # Fields without effect on the model's numbers: how it was made, how text is generated with it, and
 # what other programs note. transformers ignores an old file's max_sequence_length as well.
@@ -359,30 +359,3 @@ def config_fields(config: DecoderConfig) -> dict[str, Any]:
             **dict(zip(_SCALING, (*values, scaling.original_length), strict=True)),
         }
     return fields
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """Read a JSON object without duplicate names.
-
-    Args:
-      path: the file.
-
-    Raises:
-      FileNotFoundError: there is no such file.
-      ValueError: its content is something else.
-    """
-
-    def pairs(found: list[tuple[str, Any]]) -> dict[str, Any]:
-        if (twice := repeated(name for name, _ in found)) is not None:
-            raise ValueError(f"{twice!r} comes twice")
-        return dict(found)
-
-    if not path.is_file():
-        raise FileNotFoundError(f"there is no file {path}.")
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=pairs)
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path} is no JSON: {error}.") from error
-    if not isinstance(content, dict):
-        raise ValueError(f"{path} holds a {type(content).__name__}; it must be an object.")
-    return content

@@ -18,7 +18,7 @@ import numpy as np
 from fedjax_lab.data.dtypes import to_native
 from fedjax_lab.machine.atomic_files import new_folder
 from fedjax_lab.machine.extras import imported
-from fedjax_lab.models.decoder_config import read_json
+from fedjax_lab.machine.json_file import read_json
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 _FLOATS = {

@@ -8,6 +8,7 @@ from typing import Any
 import jax
 
 from fedjax_lab.data.cohort import Schedule
+from fedjax_lab.machine.json_file import read_json
 from fedjax_lab.simulation.client_data import ClientData
 from fedjax_lab.simulation.computation import Computation
 from fedjax_lab.simulation.divergence import Watch
@@ -18,7 +19,6 @@ from fedjax_lab.simulation.run_log import Row, RunLog, identity
 from fedjax_lab.simulation.sweep_program import Program, RunGroup
 from fedjax_lab.simulation.sweep_result import Point
 from fedjax_lab.storage.fingerprint import hash_arrays, hash_program
-from fedjax_lab.storage.json_file import parse_json
 from fedjax_lab.storage.run_dir import SWEEP, write_json
 from fedjax_lab.types import Params
 
@@ -95,13 +95,9 @@ class SweepFolder:
             return
         file = self._path / SWEEP
         if file.exists():
-            try:
-                self.runs_at_once = int(
-                    parse_json(file.read_text(encoding="utf-8"))["runs_at_once"]
-                )
-            except (ValueError, TypeError, LookupError) as error:
-                raise ValueError(f"{file} is damaged ({error}); choose another run_dir.") from error
-            self.open(0, self.runs_at_once).close()  # refuse another sweep before compiling
+            found = read_json(file, {"runs_at_once": int}, hint="Choose another run_dir.")
+            self.runs_at_once = found["runs_at_once"]
+            self.open(0, found["runs_at_once"]).close()  # refuse another sweep before compiling
         elif self._path.exists() and any(self._path.iterdir()):
             raise FileExistsError(
                 f"run_dir is {str(self._path)!r}, which has files but no {SWEEP}; it must be "

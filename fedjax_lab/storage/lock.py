@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 from fedjax_lab.machine.atomic_files import new_file
-from fedjax_lab.storage.json_file import parse_json
+from fedjax_lab.machine.json_file import read_json
 
 LOCK, HOLDER = ".lock", ".lock-holder.json"
 
@@ -55,7 +55,7 @@ class RunDirLock:
 
 def _described(holder: Path) -> str:
     try:
-        who = parse_json(holder.read_text(encoding="utf-8"))
+        who = read_json(holder)
         return f"process {who['pid']} on {who['host']} (since {who['since']})"
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError):
         return "another process"

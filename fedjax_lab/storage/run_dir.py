@@ -18,8 +18,8 @@ from typing import Any
 from fedjax_lab.checks import MOST_ROUNDS, warn
 from fedjax_lab.descriptions import may_agree
 from fedjax_lab.machine.atomic_files import write_atomically, write_text
+from fedjax_lab.machine.json_file import no_numbers, parse_json, read_json, shown
 from fedjax_lab.storage.fingerprint import has_old_scheme
-from fedjax_lab.storage.json_file import parse_json
 from fedjax_lab.storage.lock import HOLDER, LOCK
 
 CONFIG, METRICS, TIMES = "config.json", "metrics.jsonl", "times.jsonl"
@@ -32,7 +32,6 @@ _KINDS = {
     **dict.fromkeys(("algorithm", "client_map", "client_store"), str),
     **dict.fromkeys(("hyperparameters", "partition", "content", "versions", "asked"), dict),
 }
-_WORDS = {int: "an integer", str: "text", dict: "an object"}
 _VERSIONED = ("fedjax_lab", "jax", "jaxlib", "flax", "optax", "numpy")
 
 
@@ -176,23 +175,8 @@ def read_config(path: Path) -> dict[str, Any]:
     Raises:
       ValueError: the file cannot be read, or a field has another type.
     """
-    file = path / CONFIG
-    try:
-        config = parse_json(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ValueError(
-            f"{file} is damaged: it is not valid JSON ({error}). Restore a copy of it, or choose "
-            "another run_dir."
-        ) from error
-    if not isinstance(config, dict):
-        raise ValueError(f"{file} is damaged: it has no JSON object. Choose another run_dir.")
-    for name, kind in _KINDS.items():
-        value = config.get(name)
-        if name in config and (not isinstance(value, kind) or isinstance(value, bool)):
-            raise ValueError(
-                f"{file} is damaged: {name} is {repr(value)[:60]}, and must be {_WORDS[kind]}. "
-                "Restore a copy of it, or choose another run_dir."
-            )
+    hint = "Restore a copy of it, or choose another run_dir."
+    config = read_json(path / CONFIG, optional=_KINDS, hint=hint)
     settings = config.get("run_config")
     if isinstance(settings, dict):
         config["run_config"] = renamed_settings(settings)
@@ -353,11 +337,11 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
         if not isinstance(row, dict):
             raise _damaged(path, number, "no JSON object")
         round = row.get("round")
-        if not isinstance(round, int) or not 0 < round <= MOST_ROUNDS:
+        if type(round) is not int or not 0 < round <= MOST_ROUNDS:
             raise _damaged(path, number, f"no row of a round: round is {round!r}")
         for name, value in row.items():
-            if not isinstance(value, (int, float, list, type(None))):
-                raise _damaged(path, number, f"no row: {name} is {repr(value)[:60]}, no number")
+            if wrong := no_numbers(value):
+                raise _damaged(path, number, f"no row: {name} is {shown(wrong[0])}, no number")
         rows.append(row)
     return rows
 

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_lab.machine.atomic_files import write_atomically
+from fedjax_lab.machine.json_file import read_json
 from fedjax_lab.storage.run_dir import write_json
 from fedjax_lab.tuning.candidates import Candidate
 from fedjax_lab.tuning.search_result import Trial
@@ -24,6 +25,7 @@ class SearchLog:
 
     Raises:
       FileExistsError: the directory has another search.
+      ValueError: its file of trials is damaged.
     """
 
     def __init__(self, folder: str | Path | None, settings: Mapping[str, Any]):
@@ -37,8 +39,8 @@ class SearchLog:
         file = self._folder / TRIALS
         if not file.exists():
             return
-        found = json.loads(file.read_text(encoding="utf-8"))
-        if found.get("search") != self._digest:
+        found = read_json(file, {"search": str}, hint="Choose another run_dir.")
+        if found["search"] != self._digest:
             raise FileExistsError(
                 f"run_dir {str(self._folder)!r} holds another search: other methods, spaces, data, "
                 "rounds, seeds or versions. Choose another directory."

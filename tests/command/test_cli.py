@@ -334,7 +334,7 @@ def test_a_config_file_with_an_unknown_key(tmp_path, capsys):
     assert f"{file}: roundz is not a setting of a run. Did you mean 'rounds'" in message
     file.write_text("{")
     assert main(["run", "--config", str(file)]) == 2
-    assert "is not valid JSON" in capsys.readouterr().err
+    assert "cannot be read as JSON" in capsys.readouterr().err
     file = tmp_path / "bad.yaml"
     file.write_text("rounds: 3\nclient_lrr: 1e-3\n")
     assert main(["run", "--config", str(file)]) == 2
@@ -342,10 +342,10 @@ def test_a_config_file_with_an_unknown_key(tmp_path, capsys):
     assert f"{file}: client_lrr is not a setting of a run. Did you mean 'client_lr'" in message
     file.write_text("rounds: [3")
     assert main(["run", "--config", str(file)]) == 2
-    assert "is not valid YAML" in capsys.readouterr().err
+    assert "cannot be read as YAML" in capsys.readouterr().err
     file.write_text("- rounds")
     assert main(["run", "--config", str(file)]) == 2
-    assert "holds no YAML object" in capsys.readouterr().err
+    assert "holds no object {setting: value}" in capsys.readouterr().err
     assert main(["run", "--config", str(tmp_path / "none.json")]) == 2
     assert "there is no file" in capsys.readouterr().err
 

@@ -309,6 +309,9 @@ def test_damaged_leaf(tmp_path):
     (tmp_path / "all_data_1.json").write_text('{"users": [')
     with pytest.raises(ValueError, match=r"all_data_1\.json: not in LEAF's layout"):
         data.load_leaf(tmp_path)
+    (tmp_path / "all_data_1.json").write_text("[" * 100_000)
+    with pytest.raises(ValueError, match=r"all_data_1\.json: not in LEAF's layout .*Recursion"):
+        data.load_leaf(tmp_path)
     write_leaf(tmp_path)
     (tmp_path / "more.json").write_text((tmp_path / "all_data_0.json").read_text())
     with pytest.raises(ValueError, match=r"more\.json: the user 'f0_1' occurs twice"):
@@ -319,7 +322,7 @@ def test_leaf_with_a_user_twice_in_one_object(tmp_path):
     user = '"u": {"x": [[1]], "y": [0]}'
     content = f'{{"users": ["u"], "num_samples": [1], "user_data": {{{user}, {user}}}}}'
     (tmp_path / "twice.json").write_text(content)
-    with pytest.raises(ValueError, match=r"twice\.json: .* 'u' occurs twice in one object"):
+    with pytest.raises(ValueError, match=r"twice\.json: .* 'u' is given twice"):
         data.load_leaf(tmp_path)
     with pytest.raises(FileNotFoundError, match=r"twice\.json; there is no such folder"):
         data.load_leaf(tmp_path / "twice.json")

@@ -363,10 +363,10 @@ def test_files_of_configurations(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"config\.json"):
         models.read_decoder_config(tmp_path)
     for text, message in (
-        ('{"a": 1, "a": 2}', "'a' comes twice"),
-        ("{", "is no JSON"),
-        ("[" * 100_000, "is no JSON"),
-        ("[]", "holds a list; it must be an object"),
+        ('{"a": 1, "a": 2}', "'a' is given twice"),
+        ("{", "cannot be read as JSON"),
+        ("[" * 100_000, "cannot be read as JSON"),
+        ("[]", "holds no JSON object"),
         ("{}", "model_type is None"),
         ('{"model_type": "llama"}', "has no vocab_size, hidden_size"),
     ):

@@ -161,7 +161,7 @@ def test_the_sizes_tell_an_infinite_error_in_a_row_from_a_client_without_tests(
     ("changed", "message"),
     [
         ({"client_test_accuracy": 3}, "client_test_accuracy.* is 3; it must be a list"),
-        ({"client_test_accuracy": ["a"]}, "a value of 'client_test_accuracy' is 'a'"),
+        ({"client_test_accuracy": ["a"]}, "'client_test_accuracy' has the value 'a'"),
         ({"client_test_accuracy": [0.5]}, "must have equal lengths"),
     ],
 )

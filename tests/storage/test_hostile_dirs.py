@@ -11,8 +11,9 @@ from fedjax_lab import load_run
 from fedjax_lab.command.cli import main
 from fedjax_lab.command.config import RunConfig
 from fedjax_lab.machine.atomic_files import new_file
+from fedjax_lab.machine.json_file import parse_json
 from fedjax_lab.simulation.loggers import CsvLogger
-from fedjax_lab.storage.json_file import parse_json
+from fedjax_lab.simulation.sweep_log import SweepFolder
 from fedjax_lab.storage.lock import HOLDER, LOCK, RunDirLock
 from fedjax_lab.storage.run_dir import MetricsFile, open_run_dir, read_metrics, write_json
 from fedjax_lab.storage.run_path import check_run_dir
@@ -93,11 +94,11 @@ CONFIG = {"seed": 0, "rounds": 4, "eval_every": 2, "versions": {}, "content": {"
 @pytest.mark.parametrize(
     ("changed", "told"),
     [
-        ({"content": []}, r"content is \[\], and must be an object"),
-        ({"versions": "1"}, "versions is '1', and must be an object"),
-        ({"rounds": "4"}, "rounds is '4', and must be an integer"),
-        ({"eval_every": True}, "eval_every is True, and must be an integer"),
-        ({"client_map": 3}, "client_map is 3, and must be text"),
+        ({"content": []}, r"'content' is \[\]; it must be an object"),
+        ({"versions": "1"}, "'versions' is '1'; it must be an object"),
+        ({"rounds": "4"}, "'rounds' is '4'; it must be an integer"),
+        ({"eval_every": True}, "'eval_every' is True; it must be an integer"),
+        ({"client_map": 3}, "'client_map' is 3; it must be text"),
         ({"seed": float("inf")}, "Infinity is no number of JSON"),
         (None, "it is nested too deeply"),
         (1e400, "the number 1e400 is out of range"),
@@ -108,14 +109,28 @@ def test_a_damaged_config_is_one_sentence_and_exit_status_2(tmp_path, capsys, ch
     file = tmp_path / "config.json"
     text = DEEP if changed is None else '{"seed": 1e400}'
     file.write_text(json.dumps({**CONFIG, **changed}) if isinstance(changed, dict) else text)
-    with pytest.raises(ValueError, match=rf"config\.json is damaged: .*{told}"):
+    with pytest.raises(ValueError, match=rf"config\.json.*{told}.* another run_dir"):
         load_run(tmp_path)
-    with pytest.raises(ValueError, match=rf"config\.json is damaged: .*{told}"):
+    with pytest.raises(ValueError, match=rf"config\.json.*{told}.* another run_dir"):
         open_run_dir(tmp_path, CONFIG)
     assert main(["export", str(tmp_path), str(tmp_path / "model.npz")]) == 2
     said = capsys.readouterr().err
     assert re.search(told, said)
     assert said.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("{", "cannot be read as JSON"),
+        ("{}", "has no 'runs_at_once'"),
+        ('{"runs_at_once": 1.5}', "'runs_at_once' is 1.5; it must be an integer"),
+    ],
+)
+def test_a_damaged_sweep_names_the_file_and_the_remedy(tmp_path, text, told):
+    (tmp_path / "sweep.json").write_text(text)
+    with pytest.raises(ValueError, match=rf"sweep\.json.*{told}.*Choose another run_dir"):
+        SweepFolder(tmp_path, 1, {})
 
 
 def test_content_that_this_version_does_not_know_is_another_run(tmp_path):

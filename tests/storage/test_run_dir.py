@@ -445,9 +445,9 @@ def test_a_checkpoint_of_another_seed_is_refused(tmp_path):
 
 def test_a_damaged_config_names_the_file_and_the_remedy(tmp_path):
     run(**SHORT, run_dir=tmp_path)
-    for text in ('{"seed": 1', "[]"):
+    for text, told in (('{"seed": 1', "cannot be read as JSON"), ("[]", "holds no JSON object")):
         (tmp_path / "config.json").write_text(text)
-        with pytest.raises(ValueError, match=r"config.json is damaged: .*another run_dir"):
+        with pytest.raises(ValueError, match=rf"config.json {told}.*another run_dir"):
             run(**SHORT, run_dir=tmp_path)
 
 

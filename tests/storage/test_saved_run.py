@@ -207,7 +207,7 @@ def test_what_is_no_run_is_named(tmp_path, finished):
     with pytest.raises(FileNotFoundError, match="there is no checkpoint in"):
         fedjax_lab.load_run(tmp_path)
     (tmp_path / "config.json").write_text("{")
-    with pytest.raises(ValueError, match=r"config\.json is damaged"):
+    with pytest.raises(ValueError, match=r"config\.json cannot be read as JSON"):
         fedjax_lab.load_run(tmp_path)
 
 

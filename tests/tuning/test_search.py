@@ -198,6 +198,12 @@ def test_a_search_that_is_interrupted_anywhere_goes_on_to_the_same_trials(
     assert set(rounds_run) == {PLAN.run_rounds}  # nothing is run twice
 
 
+def test_a_damaged_file_of_trials_is_named_with_the_remedy(tmp_path):
+    (tmp_path / search_log_module.TRIALS).write_text('{"search": ')
+    with pytest.raises(ValueError, match=r"trials\.json cannot be read as JSON .*another run_dir"):
+        search(tmp_path).run()
+
+
 def test_tpe_searches_where_scores_are_good_and_avoids_what_diverges():
     plan = rungs(90, 80, 2, 2)
     trials = search(sampler="tpe", plan=plan, candidates=FakeCandidates(diverges_above=1.0)).run()
