@@ -13,7 +13,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_lab.checks import check_int, is_traced
-from fedjax_lab.data.clock import Clock
 from fedjax_lab.data.cyclic import CYCLIC
 from fedjax_lab.data.federated import FederatedArrays
 from fedjax_lab.data.poisson import POISSON
@@ -33,7 +32,6 @@ CohortSampler = Callable[[Key, jax.Array], Any]
 def sample_cohort(
     keys: RoundKeys,
     clients: FederatedArrays,
-    clock: Clock,
     round: jax.Array,
     cohort_size: int,
     sampling: str,
@@ -43,8 +41,7 @@ def sample_cohort(
 
     Args:
       keys: keys of the round.
-      clients: the federation.
-      clock: its times may select clients.
+      clients: the federation; its times may select clients.
       round: int32 scalar.
       cohort_size, sampling: as in ``ScheduleOptions``.
       sampler: custom client sampling, or None.
@@ -60,8 +57,8 @@ def sample_cohort(
     available = clients.num_available
     cohort_size = check_int("cohort_size", cohort_size, minimum=1, maximum=available)
     kind = SAMPLINGS[sampling]
-    chooses = clients.times is not None and clients.times.chooses
-    if chooses and (sampler is not None or kind is not UNIFORM):
+    times = clients.times
+    if times is not None and times.chooses and (sampler is not None or kind is not UNIFORM):
         other = "sample_cohort is set" if sampler is not None else f"sampling is {sampling!r}"
         raise ValueError(
             f"{other}, and times have availability or over_selection: both determine the cohort; "
@@ -70,12 +67,14 @@ def sample_cohort(
     if sampler is not None:
         ids = own_cohort(sampler, clients, keys.cohort, round, cohort_size)
         return ids, cohort_size, None, {}
-    slots, count = kind.slots(cohort_size, available), clock.sampled(cohort_size, available)
-    there = clock.available(keys.cohort, round, clients.sizes)
-    if there is not None:
-        number = there.sum(dtype=jnp.result_type(float))
-        ids = sample_available(keys.cohort, there, count)
-        return ids, slots, None, {"available_clients": number}
+    slots, count = kind.slots(cohort_size, available), cohort_size
+    if times is not None:
+        count = times.sampled(cohort_size, available)
+        there = times.available(keys.cohort, round, clients.sizes)
+        if there is not None:
+            number = there.sum(dtype=jnp.result_type(float))
+            ids = sample_available(keys.cohort, there, count)
+            return ids, slots, None, {"available_clients": number}
     ids, came = kind.sample(keys, clients, count, round)
     expected = None if came is None else jnp.where(came > slots, jnp.nan, float(cohort_size))
     return ids, slots, expected, {}

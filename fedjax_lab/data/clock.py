@@ -1,7 +1,7 @@
 """Simulated time: who is available, who takes fewer local steps, who is late, how long it takes.
 
-``Devices`` describes clients by distributions, ``ClientTimes`` by arrays; a round has one ``Clock``
-of both. A client that takes K_i local steps is done after ::
+``Devices`` describes clients by distributions, ``ClientTimes`` by arrays; a run may have both. A
+client that takes K_i local steps is done after ::
 
     latency + bytes it receives / download + K_i g step_seconds + bytes it sends / upload
 
@@ -15,7 +15,7 @@ Axes: N clients, S slots of the cohort, P periods of availability.
 import dataclasses
 import math
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -355,20 +355,6 @@ class RoundTimes:
         """True if the times influence client sampling."""
         return self.availability is not None or self.over_selection > 1
 
-
-class Clock(NamedTuple):
-    """The simulated time of rounds, of ``devices``, of ``times``, or of both.
-
-    Attributes:
-      devices: numbers of local steps and dropouts, and the seconds of a step if there are no
-        ``times``; None: all clients take all steps, and none fails.
-      times: the seconds of steps and messages, and which clients are available; None: messages take
-        no time, and all clients are available.
-    """
-
-    devices: Devices | None
-    times: RoundTimes | None
-
     def sampled(self, cohort_size: int, available: int) -> int:
         """Return S', the number of clients to sample, at most ``available``.
 
@@ -376,9 +362,8 @@ class Clock(NamedTuple):
           cohort_size: S.
           available: number of clients that can be sampled.
         """
-        over_selection = 1.0 if self.times is None else self.times.over_selection
         # Rounded first, because 1.1 * 10 is a little more than 11 in binary.
-        return min(math.ceil(round(over_selection * cohort_size, 9)), available)
+        return min(math.ceil(round(self.over_selection * cohort_size, 9)), available)
 
     def available(self, key: Key, round: jax.Array, sizes: jax.Array) -> jax.Array | None:
         """Sample which clients with data are available in a round, bool [N]; None: all.
@@ -388,107 +373,113 @@ class Clock(NamedTuple):
           round: int32 scalar, counted from 0.
           sizes: int32 [N], examples of each client.
         """
-        if self.times is None or self.times.availability is None:
+        if self.availability is None:
             return None
-        availability = self.times.availability
-        row = availability[(round // self.times.rounds_per_period) % availability.shape[0]]
+        row = self.availability[(round // self.rounds_per_period) % self.availability.shape[0]]
         if row.dtype != bool:
             key = jax.random.fold_in(key, _PRESENT)
             row = jax.random.uniform(key, row.shape, jnp.float32) < row
         return row & (sizes > 0)
 
-    def local_steps(
-        self, key: Key, round: jax.Array, client_ids: jax.Array, planned: jax.Array, most: int
-    ) -> jax.Array:
-        """Compute the number of local steps of each client, int32 [S].
 
-        Args:
-          key: the run's key.
-          round: int32 scalar, counted from 0.
-          client_ids: int32 [S].
-          planned: int32 [S], the steps that the schedule asks for.
-          most: K, the largest number of steps.
+def steps_taken(
+    devices: Devices,
+    key: Key,
+    round: jax.Array,
+    client_ids: jax.Array,
+    planned: jax.Array,
+    most: int,
+) -> jax.Array:
+    """Compute the number of local steps of each client, int32 [S], from 0 to K.
 
-        Raises:
-          ValueError: ``min_local_steps`` exceeds K, or a subclass of ``Devices`` returns no
-            integers [S].
-        """
-        devices = self.devices
-        if devices is None:
-            return planned
-        if devices.min_local_steps is not None:
-            check_int("min_local_steps", devices.min_local_steps, minimum=1, maximum=most)
-        steps = jnp.asarray(devices.local_steps(key, round, client_ids, planned))
-        if not jnp.issubdtype(steps.dtype, jnp.integer) or steps.shape != client_ids.shape:
-            raise ValueError(
-                f"{type(devices).__name__}.local_steps returned {steps.dtype}{list(steps.shape)}; "
-                f"it must be integers {list(client_ids.shape)}, from 0 to {most}."
-            )
-        if type(devices).local_steps is Devices.local_steps:
-            return steps
-        return jnp.clip(steps, 0, most).astype(jnp.int32)
+    Args:
+      devices: the clients' devices; a subclass may compute the steps.
+      key: the run's key.
+      round: int32 scalar, counted from 0.
+      client_ids: int32 [S].
+      planned: int32 [S], the steps that the schedule asks for.
+      most: K, the largest number of steps.
 
-    def finish(
-        self,
-        keys: RoundKeys,
-        client_ids: jax.Array,
-        planned: jax.Array,
-        steps: jax.Array,
-        num_clients: int,
-        slots: int,
-    ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array, Metrics]:
-        """Select the clients that finish first, and compute how long the server waits.
+    Raises:
+      ValueError: ``min_local_steps`` exceeds K, or a subclass of ``Devices`` returns no
+        integers [S].
+    """
+    if devices.min_local_steps is not None:
+        check_int("min_local_steps", devices.min_local_steps, minimum=1, maximum=most)
+    steps = jnp.asarray(devices.local_steps(key, round, client_ids, planned))
+    if not jnp.issubdtype(steps.dtype, jnp.integer) or steps.shape != client_ids.shape:
+        raise ValueError(
+            f"{type(devices).__name__}.local_steps returned {steps.dtype}{list(steps.shape)}; "
+            f"it must be integers {list(client_ids.shape)}, from 0 to {most}."
+        )
+    if type(devices).local_steps is Devices.local_steps:
+        return steps
+    return jnp.clip(steps, 0, most).astype(jnp.int32)
 
-        The server waits until S clients (or all, if fewer) have reported; if that never happens,
-        until the deadline or the end of the time budget. Without either, the server knows which
-        clients have failed.
 
-        Args:
-          keys: keys of the round.
-          client_ids: int32 [S'], distinct; N in padded places.
-          planned: int32 [S'], the steps that the schedule asks for; the server waits for no client
-            that is asked for none.
-          steps: int32 [S'], the local steps K_i.
-          num_clients: N.
-          slots: S.
+def first_to_finish(
+    devices: Devices | None,
+    times: RoundTimes | None,
+    keys: RoundKeys,
+    client_ids: jax.Array,
+    planned: jax.Array,
+    steps: jax.Array,
+    num_clients: int,
+    slots: int,
+) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array, Metrics]:
+    """Select the clients that finish first, and compute how long the server waits.
 
-        Returns:
-          The ids of the cohort, int32 [S], in the order of sampling; their K_i; the simulated
-          seconds until each is done, float [S]; which ones take a step, do not fail and are in
-          time, bool [S]; and metrics of the round.
-        """
-        devices, times = self
-        is_client = (client_ids < num_clients) & (planned > 0)
-        reports = is_client & (steps > 0)
-        if devices is not None and (alive := devices.reports(keys.dropout, client_ids)) is not None:
-            reports = reports & alive
-        if times is not None:
-            limit = times.deadline
-            seconds = steps * times.step_seconds[client_ids]
-            seconds = jnp.where(is_client, times.exchange_seconds[client_ids] + seconds, 0.0)
-            if times.most_steps is not None:
-                reports = reports & (steps <= times.most_steps[client_ids])
-        else:
-            assert devices is not None
-            limit = devices.time_budget
-            seconds = steps * devices.step_seconds(keys.run, client_ids)
-            if limit is not None:  # a client that finishes no step is done at the end
-                seconds = jnp.where(steps > 0, jnp.minimum(seconds, limit), limit)
-        is_enough = reports.sum() >= jnp.minimum(is_client.sum(), slots)
-        if client_ids.shape[0] > slots:
-            order = jnp.argsort(jnp.where(reports, seconds, jnp.inf), stable=True)
-            first = jnp.sort(order[:slots])
-            client_ids, steps, seconds, reports = (
-                leaf[first] for leaf in (client_ids, steps, seconds, reports)
-            )
-        waited = jnp.where(reports, seconds, 0.0).max()
-        if limit is not None:
-            waited = jnp.where(is_enough, jnp.minimum(waited, limit), limit)
-        measured = {"round_seconds": waited}
-        if times is not None:
-            dropped = is_client.sum() - reports.sum()
-            measured["dropped_clients"] = dropped.astype(seconds.dtype)
-        return client_ids, steps, seconds, reports, measured
+    The server waits until S clients (or all, if fewer) have reported; if that never happens,
+    until the deadline or the end of the time budget. Without either, the server knows which
+    clients have failed.
+
+    Args:
+      devices: dropouts, and the seconds of a step if there are no ``times``; None: none fails.
+      times: the seconds of steps and messages; None: messages take no time.
+      keys: keys of the round.
+      client_ids: int32 [S'], distinct; N in padded places.
+      planned: int32 [S'], the steps that the schedule asks for; the server waits for no client
+        that is asked for none.
+      steps: int32 [S'], the local steps K_i.
+      num_clients: N.
+      slots: S.
+
+    Returns:
+      The ids of the cohort, int32 [S], in the order of sampling; their K_i; the simulated
+      seconds until each is done, float [S]; which ones take a step, do not fail and are in
+      time, bool [S]; and metrics of the round.
+    """
+    is_client = (client_ids < num_clients) & (planned > 0)
+    reports = is_client & (steps > 0)
+    if devices is not None and (alive := devices.reports(keys.dropout, client_ids)) is not None:
+        reports = reports & alive
+    if times is not None:
+        limit = times.deadline
+        seconds = steps * times.step_seconds[client_ids]
+        seconds = jnp.where(is_client, times.exchange_seconds[client_ids] + seconds, 0.0)
+        if times.most_steps is not None:
+            reports = reports & (steps <= times.most_steps[client_ids])
+    else:
+        assert devices is not None
+        limit = devices.time_budget
+        seconds = steps * devices.step_seconds(keys.run, client_ids)
+        if limit is not None:  # a client that finishes no step is done at the end
+            seconds = jnp.where(steps > 0, jnp.minimum(seconds, limit), limit)
+    is_enough = reports.sum() >= jnp.minimum(is_client.sum(), slots)
+    if client_ids.shape[0] > slots:
+        order = jnp.argsort(jnp.where(reports, seconds, jnp.inf), stable=True)
+        first = jnp.sort(order[:slots])
+        client_ids, steps, seconds, reports = (
+            leaf[first] for leaf in (client_ids, steps, seconds, reports)
+        )
+    waited = jnp.where(reports, seconds, 0.0).max()
+    if limit is not None:
+        waited = jnp.where(is_enough, jnp.minimum(waited, limit), limit)
+    measured = {"round_seconds": waited}
+    if times is not None:
+        dropped = is_client.sum() - reports.sum()
+        measured["dropped_clients"] = dropped.astype(seconds.dtype)
+    return client_ids, steps, seconds, reports, measured
 
 
 def check_devices(times: ClientTimes | RoundTimes | None, devices: Devices | None) -> None:

@@ -20,7 +20,7 @@ import numpy as np
 
 from fedjax_lab.checks import KNOWN, LARGEST_INT, check_choice, check_counts, check_int, is_traced
 from fedjax_lab.data.client_sampling import SAMPLINGS, CohortSampler, own_cohort, sample_cohort
-from fedjax_lab.data.clock import Clock, Devices, check_devices
+from fedjax_lab.data.clock import Devices, check_devices, first_to_finish, steps_taken
 from fedjax_lab.data.dtypes import to_device
 from fedjax_lab.data.example_order import WORDS, shuffled
 from fedjax_lab.data.federated import FederatedArrays, PartitionInfo
@@ -258,27 +258,28 @@ class Schedule(NamedTuple):
         work = _work(self, clients)
         round = jnp.asarray(round, jnp.int32)
         keys = round_keys(compact(threefry(key)), round)
-        check_devices(clients.times, self.devices)
-        clock = Clock(self.devices, clients.times)
+        devices, times = self.devices, clients.times
+        check_devices(times, devices)
         ids, slots, expected, measured = sample_cohort(
-            keys, clients, clock, round, self.cohort_size, self.sampling, self.sample_cohort
+            keys, clients, round, self.cohort_size, self.sampling, self.sample_cohort
         )
-        has_empty_slots = SAMPLINGS[self.sampling].pads or clock.times is not None
+        has_empty_slots = SAMPLINGS[self.sampling].pads or times is not None
         participates = ids < clients.num_clients if has_empty_slots else None
         num_steps = _planned(self, clients, work, ids)
         seconds = None
-        if any(part is not None for part in clock):
+        if devices is not None or times is not None:
             planned = jnp.asarray(work.num_steps if num_steps is None else num_steps, jnp.int32)
-            planned = jnp.broadcast_to(planned, ids.shape)
-            steps = clock.local_steps(keys.run, round, ids, planned, work.num_steps)
-            ids, steps, seconds, participates, spent = clock.finish(
-                keys, ids, planned, steps, clients.num_clients, slots
+            steps = planned = jnp.broadcast_to(planned, ids.shape)
+            if devices is not None:
+                steps = steps_taken(devices, keys.run, round, ids, planned, work.num_steps)
+            ids, steps, seconds, participates, spent = first_to_finish(
+                devices, times, keys, ids, planned, steps, clients.num_clients, slots
             )
             measured = {**measured, **spent}
-            if num_steps is not None or clock.devices is not None:
+            if num_steps is not None or devices is not None:
                 num_steps = steps
-        if expected is not None and self.devices is not None:
-            expected = expected * (1 - self.devices.dropout)
+        if expected is not None and devices is not None:
+            expected = expected * (1 - devices.dropout)
         if expected is not None and clients.local_steps is not None:  # with 0, none takes part
             takes_part = (clients.local_steps > 0) & (clients.sizes > 0)
             expected = expected * takes_part.sum() / clients.num_available

@@ -1,6 +1,5 @@
 """Unequal local steps, time budgets and drop-outs: their laws, and what they cost."""
 
-import collections
 from decimal import Decimal
 
 import jax
@@ -11,7 +10,7 @@ from scipy import stats
 
 from fedjax_lab import FedState, algorithms, build_round, data, simulate
 from fedjax_lab.data import Devices
-from fedjax_lab.data.clock import Clock
+from fedjax_lab.data.clock import first_to_finish
 from fedjax_lab.data.cohort import Schedule
 from fedjax_lab.data.sampler import round_keys
 from tests.algorithms.problem import initial_params, loss_fn
@@ -58,8 +57,8 @@ def test_round_seconds():
     @jax.jit
     def run(taken, num_clients):
         def wait(devices, n, taken=taken, num_clients=3):
-            clock, planned = Clock(devices, None), jnp.full_like(taken, 12)
-            *_, measured = clock.finish(keys, ids[:n], planned[:n], taken[:n], num_clients, n)
+            each = ids[:n], jnp.full_like(taken, 12)[:n], taken[:n]
+            *_, measured = first_to_finish(devices, None, keys, *each, num_clients, n)
             return measured["round_seconds"]
 
         padded = wait(devices, 3, taken.at[1:].set(0), num_clients)
@@ -77,7 +76,7 @@ def test_the_server_waits_for_clients_that_fail_only_if_there_is_a_budget():
     keys = round_keys(KEY, 0)
     for budget in (None, 60.0):
         devices = Devices(time_budget=budget, step_time=0.5, dropout=0.5)
-        *_, reports, measured = Clock(devices, None).finish(keys, ids, taken, taken, 64, 64)
+        *_, reports, measured = first_to_finish(devices, None, keys, ids, taken, taken, 64, 64)
         came = np.asarray(devices.reports(keys.dropout, ids))
         np.testing.assert_array_equal(reports, came)
         assert 0 < came.sum() < 64
@@ -137,8 +136,7 @@ def clients():
         "x": rng.normal(size=(120, 5)).astype(np.float32),
         "y": rng.integers(3, size=120).astype(np.int32),
     }
-    Labelled = collections.namedtuple("Labelled", ("x", "y"))
-    return data.partition(Labelled(**examples), "iid", num_clients=12, seed=0)
+    return data.partition(data.Examples(**examples), "iid", num_clients=12, seed=0)
 
 
 def test_a_drawn_round(clients):
