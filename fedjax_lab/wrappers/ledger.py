@@ -163,7 +163,7 @@ def record_cohorts(state: FedState, schedule: Schedule, clients: FederatedArrays
     released = _released(state)
     if released is None:
         return state
-    return _with(state, _in_new_run(released, released.multiplier, schedule, clients))
+    return _with(state, _followed_by(released, _kind_of(released.multiplier, schedule, clients)))
 
 
 def resume_privately(
@@ -198,15 +198,11 @@ def resume_privately(
             "participate again earlier than the noise allows. Continue in the run's own run_dir "
             f"with a larger rounds, {_INSTEAD}."
         )
-    new = _in_new_run(released, settings["dp_noise_multiplier"], schedule, clients)
-    is_counted = settings.get("dp_delta") is not None and (
-        _sampling(schedule, clients) != Sampling.OTHER
-    )
+    kind = _kind_of(settings["dp_noise_multiplier"], schedule, clients)
+    new = _followed_by(released, kind)
+    is_counted = settings.get("dp_delta") is not None and kind.sampling != Sampling.OTHER
     if rounds and is_counted and _describe(new) is None:
-        before = _describe(released) or "several or unknown kinds"
-        now = _describe(
-            _in_new_run(nothing_released(new.multiplier), new.multiplier, schedule, clients)
-        )
+        before, now = _describe(released) or "several or unknown kinds", _describe(kind)
         raise ValueError(
             f"state has {rounds} released rounds of {before}, and this run has {now}; their total "
             f"epsilon is unknown. Use the same settings, omit delta, {_INSTEAD}."
@@ -283,33 +279,37 @@ def _with(state: FedState, released: Released) -> FedState:
     return state._replace(server=state.server._replace(released=released))
 
 
-def _sampling(schedule: Schedule, clients: FederatedArrays) -> Sampling:
+class _Kind(NamedTuple):
+    """Noise and cohorts of rounds; the epsilon is known only if all rounds have the same."""
+
+    multiplier: Scalar
+    cohort_size: int
+    available: int
+    sampling: Sampling
+
+
+def _kind_of(multiplier: Scalar, schedule: Schedule, clients: FederatedArrays) -> _Kind:
+    """Return the kind of a run's rounds."""
     chooses = clients.times is not None and clients.times.chooses
-    if chooses or schedule.sample_cohort is not None or schedule.sampling not in ACCOUNTED:
-        return Sampling.OTHER
-    return Sampling[schedule.sampling.upper()]
+    is_own = chooses or schedule.sample_cohort is not None or schedule.sampling not in ACCOUNTED
+    sampling = Sampling.OTHER if is_own else Sampling[schedule.sampling.upper()]
+    return _Kind(multiplier, schedule.cohort_size, clients.num_available, sampling)
 
 
-def _in_new_run(
-    released: Released, multiplier: Scalar, schedule: Schedule, clients: FederatedArrays
-) -> Released:
-    """Return the record with the noise and the cohorts of a new run."""
-    sampling = _sampling(schedule, clients)
-    numbers = schedule.cohort_size, clients.num_available, sampling
-    new = Released(
-        released.rounds,
-        jnp.asarray(multiplier, released.multiplier.dtype),
-        *(jnp.asarray(number, jnp.int32) for number in numbers),
-    )
-    if sampling == Sampling.CYCLIC:
-        turn = turns(schedule.cohort_size, clients.num_available)
-        new = new._replace(rounds=jnp.asarray(-(-released.rounds // turn) * turn, jnp.int32))
+def _followed_by(released: Released, kind: _Kind) -> Released:
+    """Return the record before the rounds of a new run."""
+    rounds = released.rounds
+    if kind.sampling == Sampling.CYCLIC:
+        turn = turns(kind.cohort_size, kind.available)
+        rounds = jnp.asarray(-(-rounds // turn) * turn, jnp.int32)
+    multiplier = jnp.asarray(kind.multiplier, released.multiplier.dtype)
+    new = Released(rounds, multiplier, *(jnp.asarray(number, jnp.int32) for number in kind[1:]))
     alike = [a == b for a, b in zip(new[1:], released[1:], strict=True)]
     is_one_kind = (released.rounds == 0) | jnp.stack(alike).all()
     return new._replace(sampling=jnp.where(is_one_kind, new.sampling, Sampling.OTHER))
 
 
-def _describe(released: Released) -> str | None:
+def _describe(released: Released | _Kind) -> str | None:
     """Describe the kind of the rounds; None if it was not recorded, or for several kinds."""
     sampling = Sampling(int(released.sampling))
     if sampling in (Sampling.OTHER, Sampling.NOT_RECORDED):
@@ -364,7 +364,18 @@ def epsilon(
     """
     check_number("noise_multiplier", noise_multiplier, minimum=0.0)
     check_share("delta", delta)
-    _check_sampling(rounds, cohort_size, num_clients, sampling, exchanges, accountant, noise_bands)
+    check_int("rounds", rounds, minimum=0, maximum=MOST_ROUNDS)
+    check_int("num_clients", num_clients, minimum=1)
+    check_int("cohort_size", cohort_size, minimum=1, maximum=num_clients)
+    check_choice("sampling", sampling, ACCOUNTED)
+    check_int("exchanges", exchanges, minimum=1)
+    check_choice("accountant", accountant, ACCOUNTANTS)
+    if accountant == "pld" and sampling == "without_replacement":
+        raise ValueError(
+            "accountant is 'pld', which supports only Poisson and cyclic cohorts; use "
+            "sampling='poisson' or 'cyclic', or accountant 'rdp'."
+        )
+    check_bands(noise_bands, sampling)
     if delta * num_clients > 1:
         warn(
             f"delta is {delta} with {num_clients:,} clients; it should be well below "
@@ -397,6 +408,9 @@ def epsilon(
     return _by_renyi_divergence(parts, cohort_size, num_clients, sampling, delta)
 
 
+_epsilon = epsilon  # by another name, where ``epsilon`` is an argument
+
+
 @suggest_keywords
 def noise_multiplier(
     epsilon: float,
@@ -426,8 +440,6 @@ def noise_multiplier(
       ImportError: dp-accounting is not installed.
     """
     check_number("epsilon", epsilon, minimum=0.0, exclusive_minimum=True)
-    check_share("delta", delta)
-    _check_sampling(rounds, cohort_size, num_clients, sampling, exchanges, accountant, noise_bands)
     check_int("rounds", rounds, minimum=1)
     among: dict[str, Any] = {
         "cohort_size": cohort_size,
@@ -437,8 +449,12 @@ def noise_multiplier(
         "accountant": accountant,
         "noise_bands": noise_bands,
     }
-    spent = functools.partial(_epsilon_at, delta, rounds, among)
+
+    def spent(multiplier: float) -> float:
+        return _epsilon(multiplier, delta, rounds, **among)
+
     low, high = 0.0, 1.0
+    spent(low)  # checks the arguments
     if accountant == "pld":  # slow, and never above "rdp"
         high = noise_multiplier(epsilon, delta, rounds, **{**among, "accountant": "rdp"})
         low = 0.8 * high
@@ -456,10 +472,6 @@ def noise_multiplier(
     return high
 
 
-def _epsilon_at(delta: float, rounds: int, among: dict[str, Any], multiplier: float) -> float:
-    return epsilon(multiplier, delta, rounds, **among)
-
-
 @functools.lru_cache(maxsize=256)
 def _by_loss_distribution(
     parts: tuple[tuple[float, int], ...], probability: float, delta: float
@@ -470,10 +482,9 @@ def _by_loss_distribution(
     """
     if min(multiplier for multiplier, _ in parts) < _LEAST_NOISE:
         return math.inf
-    from dp_accounting.pld import pld_privacy_accountant
+    from dp_accounting.pld import PLDAccountant
 
-    dp = _library()
-    spent = pld_privacy_accountant.PLDAccountant()
+    dp, spent = _library(), PLDAccountant()
     for multiplier, count in parts:
         gaussian = dp.GaussianDpEvent(multiplier)
         spent.compose(dp.PoissonSampledDpEvent(probability, gaussian), count)
@@ -487,8 +498,6 @@ def _by_renyi_divergence(
 
     Parts: (noise multiplier, rounds, at least 1).
     """
-    from dp_accounting.rdp import rdp_privacy_accountant
-
     rounds = [_one_round(z, cohort_size, num_clients, sampling) for z, _ in parts]
     orders = rounds[0][0]
     total = np.zeros(len(orders))
@@ -499,7 +508,7 @@ def _by_renyi_divergence(
     if not is_bound.any():
         return math.inf
     orders, total = orders[is_bound], total[is_bound]
-    return float(rdp_privacy_accountant.compute_epsilon(orders, total, delta)[0])
+    return float(_library().rdp.compute_epsilon(orders, total, delta)[0])
 
 
 @functools.lru_cache(maxsize=256)
@@ -536,23 +545,6 @@ def _library() -> ModuleType:
     needs = "epsilon needs the package dp-accounting"
     imported("dp_accounting.rdp", needs, "privacy")  # an attribute of the package from now on
     return imported("dp_accounting", needs, "privacy")
-
-
-def _check_sampling(
-    rounds, cohort_size, num_clients, sampling, exchanges, accountant, bands
-) -> None:
-    check_int("rounds", rounds, minimum=0, maximum=MOST_ROUNDS)
-    check_int("num_clients", num_clients, minimum=1)
-    check_int("cohort_size", cohort_size, minimum=1, maximum=num_clients)
-    check_choice("sampling", sampling, ACCOUNTED)
-    check_int("exchanges", exchanges, minimum=1)
-    check_choice("accountant", accountant, ACCOUNTANTS)
-    if accountant == "pld" and sampling == "without_replacement":
-        raise ValueError(
-            "accountant is 'pld', which supports only Poisson and cyclic cohorts; use "
-            "sampling='poisson' or 'cyclic', or accountant 'rdp'."
-        )
-    check_bands(bands, sampling)
 
 
 def check_bands(bands: int, sampling: str | None = None) -> None:
