@@ -30,7 +30,8 @@ from experiments.studies.personal import run_personal
 from experiments.studies.study import Column, Method, Point, Scale, Study, as_json, finite
 from fedjax_lab import data, sweep
 from fedjax_lab.command.config import RunConfig
-from fedjax_lab.command.runner import build, load, run
+from fedjax_lab.command.loading import load_divided
+from fedjax_lab.command.runner import build, run
 from fedjax_lab.machine.atomic_files import write_text
 from fedjax_lab.report import load_runs
 from fedjax_lab.report.runs import DIVERGED
@@ -53,7 +54,8 @@ class Problem:
 
     def __init__(self, column: Column, held_out: int):
         self.column = column
-        self.train, self.test = load(RunConfig.from_dict(column.settings))
+        config = RunConfig.from_dict(column.settings)
+        self.train, self.test = load_divided(config.data, config.partition_seed)[:2]
         order = np.random.default_rng(TUNING_SEED).permutation(len(self.train.y))
         self.validation = self._take(order[:held_out])
         self.fit = self._take(order[held_out:])

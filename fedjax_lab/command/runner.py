@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 import hashlib
-import json
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
@@ -41,6 +40,7 @@ from fedjax_lab.command.settings import DataSettings, said_of
 from fedjax_lab.command.table_data import TableData
 from fedjax_lab.data.files import read_npz
 from fedjax_lab.data.heterogeneity import labels_of
+from fedjax_lab.machine.json_file import read_json
 from fedjax_lab.machine.keys import seeded
 from fedjax_lab.models.losses import Preprocess
 from fedjax_lab.round import Algorithm
@@ -63,6 +63,14 @@ _OUTLIER = 1000  # times the median client's largest value
 _EVALUATED = 1000  # examples of an evaluation's step
 _MAX_LOGITS = 2**25  # of such a step, of text: 128 MiB
 _STATISTICS_OF = 1000  # training examples, evenly spaced
+# What the targets are -> builders of the loss and of the scores of each example.
+_BUILDERS: dict[str, tuple[Callable[..., LossFn], Callable[..., CountFn]]] = {
+    "classes": (models.classification_loss, models.accuracy_counts),
+    "numbers": (models.regression_loss, models.squared_error_counts),
+    "tokens": (models.language_model_loss, models.token_counts),
+    "answers": (models.answer_loss, models.answer_counts),  # tokens, some of them not scored
+}
+_TEXT = ("tokens", "answers")
 
 
 class Setup(NamedTuple):
@@ -123,12 +131,13 @@ def build(
         else TableData(*examples, None, None, None)
     )
     train, test = given.train, given.test
-    is_regression = train.y.dtype.kind == "f"
-    is_text = train.y.ndim > 1 and not is_regression
-    classes = 0 if is_regression else given.classes or data.num_classes(train)
-    outputs = classes or _outputs(config, train)
-    _check_model(config, is_text)
-    _check_flipped_labels(config, outputs, is_regression)
+    kind = _kind_of(train)
+    if kind == "numbers":
+        outputs = _regressed(config, train)
+    else:
+        outputs = given.classes or data.num_classes(train)
+    _check_model(config, kind)
+    _check_flipped_labels(config, outputs, kind)
     with said_of("partition", config.data.partition):
         clients = given.clients or _clients(config, train)
     _warn_of_outliers(clients)
@@ -136,15 +145,15 @@ def build(
         config.rounds.seed if config.model.init_seed is None else config.model.init_seed
     )
     evaluated = _EVALUATED
-    if is_text:
+    if kind in _TEXT:
         evaluated = max(1, min(evaluated, _MAX_LOGITS // (train.y.shape[1] * outputs)))
 
     def of_no_seed():  # what does not depend on a seed
-        model = _model(config, outputs, is_regression)
-        task = _task(config, train, model, is_text, is_regression)
+        model = _model(config, outputs, kind)
+        task = _task(config, train, model, kind)
         _, prepare, loss_fn, count_fn = task
         total = count_fn
-        if is_text and _is_padded(test):  # every token counts alike, not every sequence
+        if _kind_of(test) == "answers":  # every token counts alike, not every sequence
             total = models.answer_counts(model.apply, data.scored_per_row(test))
         evaluate = build_evaluation(total, test, evaluated, lowering=config.machine.lowering)
         algorithm = build_algorithm(config, loss_fn, model, prepare)
@@ -161,7 +170,7 @@ def build(
         return model.init(key, first_x)
 
     params = init(init_key)
-    if prepare and not is_regression and any(jax.tree.leaves(models.running_statistics(params))):
+    if kind == "classes" and any(jax.tree.leaves(models.running_statistics(params))):
         shown = np.linspace(0, len(train.y) - 1, min(_STATISTICS_OF, len(train.y)), dtype=int)
         sample = prepare(data.Examples(train.x[shown], train.y[shown]), None).x
         evaluate = with_recomputed_statistics(
@@ -188,23 +197,11 @@ def build(
             "train": len(train.y),
             "test": len(test.y),
             "shape": list(train.x.shape[1:]),
-            **({"outputs": outputs} if is_regression else {"classes": outputs}),
+            "outputs" if kind == "numbers" else "classes": outputs,
             "hash": content,
             **({} if given.table is None else {"table": given.table}),
         },
     )
-
-
-def load(config: RunConfig) -> tuple[data.Examples, data.Examples]:
-    """Load (train, test) of the config's data set.
-
-    Args:
-      config: the settings, resolved or not.
-
-    Raises:
-      ValueError, FileNotFoundError, ImportError: the data set, or what reads it, is not there.
-    """
-    return load_divided(config.data, config.partition_seed)[:2]
 
 
 def are_the_data_of(before: Mapping[str, Any], config: RunConfig) -> bool:
@@ -217,7 +214,7 @@ def are_the_data_of(before: Mapping[str, Any], config: RunConfig) -> bool:
       config: the settings, resolved.
 
     Raises:
-      ValueError, FileNotFoundError, ImportError: as ``load``.
+      ValueError, FileNotFoundError, ImportError: the data set, or what reads it, is not there.
       KeyError: the file lacks an entry.
     """
     data, seed = config.data, config.partition_seed
@@ -241,11 +238,20 @@ def _hashes_of(settings: DataSettings, seed: int) -> tuple[str, str | None]:
     return _hash(*found.train, *found.test), clients
 
 
-def _check_flipped_labels(config: RunConfig, classes: int, is_regression: bool) -> None:
+def _kind_of(examples: data.Examples) -> str:
+    """Return what the targets are, a key of ``_BUILDERS``."""
+    if examples.y.dtype.kind == "f":
+        return "numbers"
+    if examples.y.ndim == 1:
+        return "classes"
+    return "answers" if (examples.y < 0).any() else "tokens"
+
+
+def _check_flipped_labels(config: RunConfig, classes: int, kind: str) -> None:
     if config.privacy.attack is None:
         return
     flipped = parse_attack(config.privacy.attack)[1].get("num_classes")
-    if flipped is not None and is_regression:
+    if flipped is not None and kind == "numbers":
         raise ValueError(f"attack is {config.privacy.attack!r}; a regression has no labels.")
     if flipped not in (None, classes):
         raise ValueError(
@@ -254,27 +260,24 @@ def _check_flipped_labels(config: RunConfig, classes: int, is_regression: bool) 
         )
 
 
-def _check_model(config: RunConfig, is_text: bool) -> None:
-    allowed = [name for name in models.MODELS if (name in models.LANGUAGE_MODELS) == is_text]
+def _check_model(config: RunConfig, kind: str) -> None:
+    allowed = [
+        name for name in models.MODELS if (name in models.LANGUAGE_MODELS) == (kind in _TEXT)
+    ]
     name, settings = config.model.model, config.data
     if name not in allowed and not is_own("model", name):
         raise ValueError(
-            f"model is {name!r}; {settings.dataset} is {'text' if is_text else 'no text'}: "
+            f"model is {name!r}; {settings.dataset} is {'text' if kind in _TEXT else 'no text'}: "
             f"it must be one of {', '.join(allowed)}."
         )
-    if is_text and (settings.flip or settings.crop):
+    if kind in _TEXT and (settings.flip or settings.crop):
         raise ValueError(
             f"flip is {settings.flip} and crop {settings.crop}; they need images, and "
             f"{settings.dataset} is text."
         )
 
 
-def _is_padded(examples: data.Examples) -> bool:
-    """Whether some targets of text are not scored."""
-    return bool((examples.y < 0).any())
-
-
-def _outputs(config: RunConfig, train: data.Examples) -> int:
+def _regressed(config: RunConfig, train: data.Examples) -> int:
     """Return the number of outputs of a regression."""
     if train.y.ndim > 2:
         raise ValueError(
@@ -332,9 +335,9 @@ def _warn_of_outliers(clients: data.FederatedArrays) -> None:
         )
 
 
-def _model(config: RunConfig, outputs: int, is_regression: bool) -> models.Model:
+def _model(config: RunConfig, outputs: int, kind: str) -> models.Model:
     options = parse_options_of("model", config.model.model, config.model.model_option)
-    if is_regression or is_own("model", config.model.model):  # one output is enough
+    if kind == "numbers" or is_own("model", config.model.model):  # one output is enough
         model = build_model(config.model.model, outputs, options)
     else:
         model = models.build(config.model.model, outputs, **options)
@@ -342,25 +345,15 @@ def _model(config: RunConfig, outputs: int, is_regression: bool) -> models.Model
 
 
 def _task(
-    config: RunConfig,
-    train: data.Examples,
-    model: models.Model,
-    is_text: bool,
-    is_regression: bool,
+    config: RunConfig, train: data.Examples, model: models.Model, kind: str
 ) -> tuple[Any, Preprocess | None, LossFn, CountFn]:
     """Return (input for initialization, preprocessing, loss, evaluation function)."""
-    if is_text:
-        padded = _is_padded(train)
-        build_loss = models.answer_loss if padded else models.language_model_loss
-        build_counts = models.answer_counts if padded else models.token_counts
+    build_loss, build_counts = _BUILDERS[kind]
+    if kind in _TEXT:
         return train.x[:1], None, build_loss(model.apply), build_counts(model.apply)
     mean, std, scale = data.normalization(train)
     prepare = data.preprocess(mean, std, scale=scale, flip=config.data.flip, crop=config.data.crop)
     first_x = prepare(data.Examples(train.x[:1], train.y[:1]), None).x
-    if is_regression:
-        build_loss, build_counts = models.regression_loss, models.squared_error_counts
-    else:
-        build_loss, build_counts = models.classification_loss, models.accuracy_counts
     return first_x, prepare, build_loss(model.apply, prepare), build_counts(model.apply, prepare)
 
 
@@ -406,7 +399,7 @@ def run(
     if not Processes.here().is_first:
         return result
     path = _run_dir(config)
-    summary = json.loads((path / SUMMARY).read_text(encoding="utf-8"))
+    summary = read_json(path / SUMMARY)
     score = getattr(setup.count_fn, "score", ACCURACY)
     write_json(path / SUMMARY, {**summary, **summarise_clients(scores, score), **tested})
     write_json(path / PARTITION, describe_partition(setup.clients))

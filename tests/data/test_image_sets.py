@@ -12,8 +12,8 @@ import pytest
 from scipy.io import savemat
 
 from fedjax_lab import data
-from fedjax_lab.command import runner
 from fedjax_lab.command.config import RunConfig
+from fedjax_lab.command.loading import load_divided
 
 rng = np.random.default_rng(0)
 TEN = {f"data_batch_{i}": 2 for i in range(1, 6)} | {"test_batch": 3}
@@ -126,7 +126,7 @@ def test_cifar_as_python_3_pickles_it_and_on_the_command_line(tmp_path):
     }
     path = write_archive(tmp_path / "a.tar.gz", "./cifar-100-python", contents)
     config = RunConfig.of(dataset=f"cifar100:{path}", labels="coarse", partition="iid")
-    train, _ = runner.load(config)
+    train = load_divided(config.data, config.partition_seed).train
     np.testing.assert_array_equal(train.x, found["train"][0])
     np.testing.assert_array_equal(train.y, found["train"][1]["coarse_labels"])
     assert "labels" not in RunConfig.of(dataset=f"cifar100:{path}").record()
