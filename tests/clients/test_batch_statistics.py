@@ -1,7 +1,6 @@
 """Which losses have a statistic over the mini-batch, and who is warned of padding in it."""
 
 import warnings
-from typing import NamedTuple
 
 import flax.linen as nn
 import jax
@@ -16,14 +15,9 @@ B, F = 6, 5
 KEY = jax.random.key(0)
 
 
-class Examples(NamedTuple):
-    x: jax.Array
-    y: jax.Array
-
-
-VECTORS = Examples(np.ones((B, F), np.float32), np.zeros(B, np.int32))
-IMAGES = Examples(np.ones((B, 12, 12, 3), np.float32), np.zeros(B, np.int32))
-WORDS = Examples(np.ones((B, 7), np.int32), np.ones((B, 7), np.int32))
+VECTORS = data.Examples(np.ones((B, F), np.float32), np.zeros(B, np.int32))
+IMAGES = data.Examples(np.ones((B, 12, 12, 3), np.float32), np.zeros(B, np.int32))
+WORDS = data.Examples(np.ones((B, 7), np.int32), np.ones((B, 7), np.int32))
 
 
 def judge(loss_fn, params, examples=VECTORS):
@@ -170,7 +164,7 @@ def test_norms_of_single_examples_are_left_alone(norm):
     [
         ("linear", {}, IMAGES),
         ("mlp", {"norm": "group"}, IMAGES),
-        ("cnn", {}, Examples(np.ones((B, 32, 32, 3), np.float32), IMAGES.y)),
+        ("cnn", {}, data.Examples(np.ones((B, 32, 32, 3), np.float32), IMAGES.y)),
         ("vit", {"depth": 1, "width": 12}, IMAGES),
         ("lstm", {}, WORDS),
         pytest.param("resnet20", {"norm": "batch"}, IMAGES, marks=pytest.mark.methods),
@@ -192,7 +186,7 @@ def federation(sizes):
 
 def run(loss_fn, sizes, build=algorithms.fedavg, params=None, **options):
     """Trace a round twice, with mini-batches of four."""
-    method = build(lambda p, e, key: loss_fn(p, Examples(*e), key), client_lr=0.1, **options)
+    method = build(lambda p, e, key: loss_fn(p, data.Examples(*e), key), client_lr=0.1, **options)
     params = {"w": jnp.ones((F, 4))} if params is None else params
     batch = data.draw_batch(federation(sizes), KEY, 0, cohort_size=2, local_epochs=1, batch_size=4)
     with warnings.catch_warnings(record=True) as caught:

@@ -21,14 +21,13 @@ N, S, K = 12, 4, 6
 UP, DOWN = 600, 900  # bytes
 KEY = jax.random.key(3)
 SCHEDULE = Schedule(cohort_size=S, batch_size=2, local_steps=K, replace=True)  # soonest compiled
-Labelled = collections.namedtuple("Labelled", ("x", "y"))
 
 
 @functools.cache
 def make_clients(sizes=(8,) * N):
     owners = np.repeat(np.arange(len(sizes)), sizes)
     x = np.arange(len(owners), dtype=np.float32)[:, None]
-    return data.partition(Labelled(x, owners.astype(np.int32)), owners, num_clients=len(sizes))
+    return data.partition(data.Examples(x, owners.astype(np.int32)), owners, num_clients=len(sizes))
 
 
 def draw(times, rounds, schedule=SCHEDULE, clients=None):
@@ -103,7 +102,7 @@ def test_probabilities_are_drawn_anew_for_each_round_and_client():
 def test_clients_without_data_are_not_there():
     sizes = (8, 0, 8, 0) + (8,) * (N - 4)
     clients = data.partition(
-        Labelled(np.zeros((80, 1), np.float32), np.zeros(80, np.int32)),
+        data.Examples(np.zeros((80, 1), np.float32), np.zeros(80, np.int32)),
         np.repeat(np.arange(N), sizes),
         num_clients=N,
         min_size=0,

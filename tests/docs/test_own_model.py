@@ -4,14 +4,14 @@ import functools
 import importlib.util
 import re
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_lab import CohortBatch
+from fedjax_lab import CohortBatch, data
 from tests.tiers import few
 
 DOC = Path(__file__).parents[2] / "docs" / "your_own_model.md"
@@ -20,11 +20,6 @@ INSIDE = "Methods that look inside"
 MASK = "A loss that compares examples"
 STATISTICS = "Statistics over a mini-batch"
 MAX_LINES = 15  # of code
-
-
-class Examples(NamedTuple):
-    x: Any
-    y: Any
 
 
 def read_blocks() -> dict[str, tuple[int, str]]:
@@ -83,9 +78,9 @@ def test_a_loss_with_batch_norm_passes_its_mask_on():
     mask = jnp.array([True, True, True, False])
     y, key = jnp.zeros(4, jnp.int32), jax.random.key(1)
     other = np.where(np.arange(4).reshape(4, 1, 1, 1) == 3, 16 - x, x)
-    losses = [loss(params, Examples(jnp.asarray(at), y), key, mask)[:3] for at in (x, other)]
+    losses = [loss(params, data.Examples(jnp.asarray(at), y), key, mask)[:3] for at in (x, other)]
     np.testing.assert_array_equal(*losses)
-    unmasked = loss(params, Examples(jnp.asarray(other), y), key)[:3]
+    unmasked = loss(params, data.Examples(jnp.asarray(other), y), key)[:3]
     assert not np.allclose(losses[0], unmasked)
 
 
@@ -101,7 +96,7 @@ def test_the_parts_of_a_model_make_the_whole_and_a_round():
         np.testing.assert_array_equal(logits, model.apply(params, x, key))
     batch = CohortBatch(
         client_ids=jnp.arange(2),
-        examples=Examples(jnp.zeros((2, 3, 4, 8, 8, 1), jnp.uint8), jnp.zeros((2, 3, 4), int)),
+        examples=data.Examples(jnp.zeros((2, 3, 4, 8, 8, 1), jnp.uint8), jnp.zeros((2, 3, 4), int)),
         key=key,
         round=jnp.int32(0),
     )
@@ -112,7 +107,7 @@ def test_the_parts_of_a_model_make_the_whole_and_a_round():
 def test_example_keeps_the_contract(namespace):
     loss_fn, params = namespace["loss_fn"], namespace["params"]
     rng = np.random.default_rng(0)
-    examples = Examples(
+    examples = data.Examples(
         jnp.asarray(rng.integers(0, 17, (6, 8, 8, 1)), jnp.uint8),
         jnp.asarray(rng.integers(0, 10, 6), jnp.int32),
     )
@@ -165,7 +160,7 @@ def test_example_runs_end_to_end(namespace, capsys):
 def test_a_loss_with_a_mask_leaves_padding_out():
     namespace = dict(execute_example(MASK))
     x, params = np.random.default_rng(0).integers(0, 17, (4, 8, 8)), {"w": jnp.ones(64)}
-    examples = Examples(jnp.asarray(x), jnp.zeros(4, jnp.int32))
+    examples = data.Examples(jnp.asarray(x), jnp.zeros(4, jnp.int32))
     mask = jnp.array([True, True, True, False])
     losses = namespace["centred_loss"](params, examples, None, mask)
     outputs = x.reshape(4, 64).sum(1)[:3] / 16

@@ -2,7 +2,6 @@
 
 import functools
 import warnings
-from typing import NamedTuple
 
 import flax.linen as nn
 import jax
@@ -17,11 +16,6 @@ from fedjax_lab.simulation.evaluate import build_evaluation, with_recomputed_sta
 from tests.tiers import few
 
 KEY = jax.random.key(0)
-
-
-class Examples(NamedTuple):
-    x: jax.Array
-    y: jax.Array
 
 
 def normal(shape, seed=0):
@@ -100,7 +94,7 @@ def test_running_statistics_are_moving_averages_over_the_steps_of_sgd():
 
     @jax.jit
     def step(params, x):
-        examples = Examples(x, jnp.array([0, 1, 2, 0]))
+        examples = data.Examples(x, jnp.array([0, 1, 2, 0]))
         grads = jax.grad(lambda p: loss_fn(p, examples, KEY).mean())(params)
         return jax.tree.map(lambda p, g: p - lr * g, params, grads)
 
@@ -122,7 +116,7 @@ def padded_round(mask):
     x[~mask] = np.inf  # what stands in the place of padding does not matter
     batch = CohortBatch(
         client_ids=jnp.arange(2),
-        examples=Examples(x, jnp.zeros((2, 1, 4), jnp.int32)),
+        examples=data.Examples(x, jnp.zeros((2, 1, 4), jnp.int32)),
         key=KEY,
         round=jnp.int32(0),
         example_mask=jnp.asarray(mask),
@@ -449,7 +443,7 @@ def test_evaluation_with_recomputed_statistics():
     ]
     labels = np.random.default_rng(2).integers(0, 3, 200)
     counts = models.accuracy_counts(model.apply)
-    evaluate = build_evaluation(counts, Examples(test, labels.astype(np.int32)))
+    evaluate = build_evaluation(counts, data.Examples(test, labels.astype(np.int32)))
     scores = with_recomputed_statistics(evaluate, model.apply, x)(params)
     found = [float(scores[name]) for name in ("accuracy", "accuracy_recomputed")]
     expected = [(answer == labels).mean() for answer in answers]

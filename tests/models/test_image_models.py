@@ -2,7 +2,6 @@
 
 import itertools
 import math
-from typing import NamedTuple
 
 import flax.linen as nn
 import jax
@@ -11,7 +10,7 @@ import numpy as np
 import pytest
 from scipy.special import erf
 
-from fedjax_lab import models
+from fedjax_lab import data, models
 from fedjax_lab.models import layers, resnet
 from fedjax_lab.models.vit import PatchEmbedding
 from tests.tiers import few
@@ -108,11 +107,6 @@ COUNTS = [
     ("vit", {}, 10, COLOR, vit_count(10, 32, 4, 192, 6, 768), None),
     ("vit_base", {}, 200, (224, 224, 3), vit_count(200, 224, 16, 768, 12, 3072), 85_952_456),
 ]
-
-
-class Examples(NamedTuple):
-    x: jax.Array
-    y: jax.Array
 
 
 def normal(shape, seed=0):
@@ -231,7 +225,7 @@ VGG = (layers.ConvBlock(4, "batch", 1, 3, pool=False), layers.DenseBlock(6, drop
 )
 @pytest.mark.methods
 def test_a_small_one_learns_and_is_its_blocks(model):
-    examples = Examples(normal((4, 8, 8, 3)), np.arange(4, dtype=np.int32) % 3)
+    examples = data.Examples(normal((4, 8, 8, 3)), np.arange(4, dtype=np.int32) % 3)
     loss_fn = models.classification_loss(model.apply)
     mean = lambda params: loss_fn(params, examples, jax.random.key(1)).mean()  # noqa: E731
 

@@ -1,23 +1,15 @@
 """Losses and counts of models of all kinds against NumPy; who gets which key."""
 
-from typing import Any, NamedTuple
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
 
-from fedjax_lab import models
+from fedjax_lab import data, models
 from fedjax_lab.models.losses import cross_entropy, pick
 
-
-class Examples(NamedTuple):
-    x: Any
-    y: Any
-
-
-EXAMPLES = Examples(
+EXAMPLES = data.Examples(
     np.random.default_rng(0).integers(0, 256, (5, 4)).astype(np.uint8),
     np.array([0, 2, 1, 2, 0], np.int32),
 )
@@ -192,7 +184,9 @@ def test_arguments_that_are_no_functions_are_refused(model):
 def test_language_model_losses_and_counts_are_means_over_the_words():
     rng = np.random.default_rng(1)
     logits = rng.normal(size=(3, 4, 6)).astype(np.float32)
-    examples = Examples(np.zeros((3, 4), np.int32), rng.integers(0, 6, (3, 4)).astype(np.int32))
+    examples = data.Examples(
+        np.zeros((3, 4), np.int32), rng.integers(0, 6, (3, 4)).astype(np.int32)
+    )
     seen = []
 
     def apply(params, x, key=None):
@@ -213,7 +207,7 @@ def test_language_model_losses_and_counts_are_means_over_the_words():
 
 
 def test_language_model_losses_name_what_is_wrong():
-    words = Examples(jnp.zeros((3, 4), jnp.int32), jnp.zeros((3, 4), jnp.int32))
+    words = data.Examples(jnp.zeros((3, 4), jnp.int32), jnp.zeros((3, 4), jnp.int32))
     loss_fn = models.language_model_loss(lambda params, x, key: jnp.zeros((3, 6)))
     with pytest.raises(ValueError, match=r"must be \[B, L, V\] = \[3, 4, number of words\]"):
         loss_fn(None, words, jax.random.key(0))
@@ -248,7 +242,7 @@ def test_the_gradient_of_a_regression_is_that_of_least_squares():
     rng = np.random.default_rng(3)
     x, y, w = rng.normal(size=(5, 4)), rng.normal(size=(5, 2)), rng.normal(size=(4, 2))
     loss_fn = models.regression_loss(lambda params, x, key: x @ params)
-    examples = Examples(jnp.float32(x), jnp.float32(y))
+    examples = data.Examples(jnp.float32(x), jnp.float32(y))
     summed = jax.grad(lambda w: loss_fn(w, examples, jax.random.key(0)).sum())
     gradient = jax.jit(summed)(jnp.float32(w))
     np.testing.assert_allclose(gradient, x.T @ (x @ w - y), rtol=1e-4, atol=1e-5)
@@ -271,7 +265,7 @@ def test_a_regression_is_preprocessed_with_its_keys():
         seen.append(key is None)
         return scale(examples, key)
 
-    examples = Examples(np.full((2, 1), 51, np.uint8), np.float32([0, 1]))
+    examples = data.Examples(np.full((2, 1), 51, np.uint8), np.float32([0, 1]))
     identity = lambda params, x, key: x  # noqa: E731
     losses = models.regression_loss(identity, preprocess)(None, examples, jax.random.key(0))
     np.testing.assert_allclose(losses, [0.2**2, 0.8**2], rtol=1e-5)

@@ -1,7 +1,5 @@
 """Mixed precision: what is computed in bfloat16, what stays float32, and what that costs."""
 
-from typing import NamedTuple
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -24,21 +22,16 @@ MODELS = {
 }
 
 
-class Examples(NamedTuple):
-    x: jax.Array
-    y: jax.Array
-
-
 def problem(name):
     """(model, params, loss_fn of a model, examples)."""
     rng = np.random.default_rng(0)
     model = MODELS[name]
     if name == "lstm":
         words = rng.integers(0, 7, (6, 5)).astype(np.int32)
-        examples, loss = Examples(words, words), models.language_model_loss
+        examples, loss = data.Examples(words, words), models.language_model_loss
     else:
         x = rng.normal(size=(6, 8, 8, 1)).astype(FULL)
-        examples = Examples(x, rng.integers(0, 3, 6).astype(np.int32))
+        examples = data.Examples(x, rng.integers(0, 3, 6).astype(np.int32))
         loss = models.classification_loss
     params = jax.jit(model.init)(KEY, examples.x[:1])
     return model, params, lambda m: loss(m.apply), examples

@@ -1,7 +1,5 @@
 """Errors of control variates against their definitions in NumPy."""
 
-import collections
-
 import numpy as np
 import pytest
 
@@ -9,8 +7,6 @@ from fedjax_lab import algorithms, data, simulate
 from fedjax_lab.recipes.control_error import build_control_error
 from tests.algorithms import problem
 from tests.reference import problem as reference
-
-Labelled = collections.namedtuple("Labelled", ("x", "y"))
 
 
 def loss_fn(params, examples, key):
@@ -22,7 +18,7 @@ def test_control_error():
     rng = np.random.default_rng(0)
     x = rng.normal(size=(60, reference.FEATURES)).astype(np.float32)
     y = rng.integers(reference.CLASSES, size=60).astype(np.int32)
-    clients = data.partition(Labelled(x, y), "quantity:0.5", num_clients=6, seed=0)
+    clients = data.partition(data.Examples(x, y), "quantity:0.5", num_clients=6, seed=0)
     algorithm = algorithms.fedmoswa(loss_fn, client_lr=0.1)
     result = simulate(
         algorithm,

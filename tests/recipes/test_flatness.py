@@ -1,6 +1,5 @@
 """Eigenvalues against dense Hessians, surfaces against NumPy."""
 
-import collections
 import functools
 
 import flax.linen as nn
@@ -10,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from fedjax_lab import data
 from fedjax_lab.models import classification_loss, from_linen, mlp, running_statistics
 from fedjax_lab.models.layers import Classifier, ConvBlock
 from fedjax_lab.recipes.flatness import (
@@ -20,12 +20,10 @@ from fedjax_lab.recipes.flatness import (
 from tests.algorithms import problem
 from tests.reference import problem as reference
 
-Labelled = collections.namedtuple("Labelled", ("x", "y"))
-
 
 def labelled(shape, seed=0):
     rng = np.random.default_rng(seed)
-    return Labelled(rng.standard_normal(shape), rng.integers(3, size=shape[0]))
+    return data.Examples(rng.standard_normal(shape), rng.integers(3, size=shape[0]))
 
 
 def dense_eigenvalues(loss_fn, params, examples):
