@@ -77,7 +77,16 @@ def client_mesh(devices: Sequence[Any], parts: int = 0) -> Mesh:
     Args:
       devices: JAX devices, in the order of their shares.
       parts: length of a second axis ``model``; 0: no second axis.
+
+    Raises:
+      ValueError: the caller has set another mesh.
     """
+    others = jax.sharding.get_abstract_mesh().axis_names
+    if others and AXIS not in others:
+        raise ValueError(
+            f"jax.set_mesh has set a mesh with the axes {', '.join(map(str, others))}, and clients "
+            "are divided over a mesh of their own. Call this outside of jax.set_mesh."
+        )
     return mesh_of(tuple(devices), AXIS, **({MODEL: parts} if parts else {}))
 
 

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from fedjax_lab.clients.sources import on_any_device
 from fedjax_lab.simulation.chunks import Chunks
 from fedjax_lab.simulation.computation import Computation
 from fedjax_lab.simulation.history import History, RunProgress, as_value, check_scores
@@ -79,8 +80,11 @@ class Evaluators(NamedTuple):
 
 
 def _copied(leaf: jax.Array) -> jax.Array:
-    """Copy what the next rounds overwrite: the function may keep it, such as the best model."""
-    return jax.device_put(leaf, leaf.sharding, may_alias=False)
+    """Copy what the next rounds overwrite: the function may keep it, such as the best model.
+
+    It may also use it together with arrays of its own, which may be on other devices.
+    """
+    return on_any_device(jax.device_put(leaf, leaf.sharding, may_alias=False))
 
 
 def _scores(

@@ -132,6 +132,21 @@ def test_models_of_runs_on_other_devices_go_together():
         apart = jax.tree.map(lambda a, b: jax.numpy.abs(a - b).max(), from_model, params)
         return {"distance": jax.numpy.stack(jax.tree.leaves(apart)).max()}
 
+    everybody = jax.make_mesh(
+        (jax.device_count(),), ("mine",), axis_types=(jax.sharding.AxisType.Auto,)
+    )
+    x = np.random.default_rng(1).normal(size=(16, 4)).astype(np.float32)
+    divided = jax.device_put(x, NamedSharding(everybody, PartitionSpec("mine")))
+
+    @jax.jit
+    def mean_logit(params, x):
+        return model.apply(params, x, None).mean()
+
+    for size in (1, 8):
+        evaluate = lambda params: {"logit": mean_logit(params, divided)}  # noqa: E731
+        run = simulate(algorithm, params, clients, cohort_size=size, evaluate=evaluate, **how)
+        assert run.history[-1]["logit"] == pytest.approx(float(mean_logit(run.params, x)), rel=1e-5)
+
     for size, before in ((1, many), (2, many), (8, one)):
         evaluate = functools.partial(distance, before.params)
         run = simulate(algorithm, params, clients, cohort_size=size, evaluate=evaluate, **how)
@@ -161,3 +176,11 @@ def test_a_loop_of_ones_own_copies_once_and_agrees_with_simulate(client_map, mon
         jax.tree.leaves(algorithm.params(state)), jax.tree.leaves(expected.params), strict=True
     ):
         np.testing.assert_allclose(ours, theirs, rtol=1e-6, atol=1e-7)
+
+
+def test_a_mesh_of_the_caller_is_told():
+    """JAX has one mesh in effect, and ended with an error about abstract meshes."""
+    mine = jax.make_mesh((2,), ("mine",), axis_types=(jax.sharding.AxisType.Auto,))
+    with jax.set_mesh(mine), pytest.raises(ValueError, match="has set a mesh with the axes mine"):
+        parse_client_map("shard_map:2")
+    assert parse_client_map("shard_map:2").shares == 2
