@@ -108,13 +108,13 @@ def run_task(
       SystemExit: a stored cell was made under other conditions.
     """
     cells, data = load(folder, name), None
-    others = {} if scale == POINTS else cells  # rows from which a search may be repeated
+    before = load(RESULTS, name) if scale == POINTS else {}  # rows with one gradient in a step
     for method_name, method in methods.items():
         if method.refused(task) is not None:
             continue
         stored = cells.get(method_name)
         tuned = stored is not None and stored["declared"] == declared(task, method, scale)
-        if tuned and start_of(stored, method, others) is None:
+        if tuned and start_of(stored, method, {**before, **cells}) is None:
             continue
         keeps = keep_tuning and stored is not None and has_tuning(stored, task, method, scale)
         if stored is not None and not tuned and not keeps:
@@ -124,9 +124,9 @@ def run_task(
         if scale == POINTS and gradients_per_step(task, data, method) == 1:
             continue
         if stored is None:
-            cell = run_cell(task, data, method_name, method, scale, others)
+            cell = run_cell(task, data, method_name, method, scale, {**before, **cells})
         elif tuned:
-            cell = search_again(stored, task, data, method, scale, others)
+            cell = search_again(stored, task, data, method, scale, {**before, **cells})
         else:
             cell = run_again(stored, task, data, method, scale)
         cells[method_name] = cell

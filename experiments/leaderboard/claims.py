@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from experiments.leaderboard.scores import tails_of
-from experiments.studies.verdicts import ahead, both_measures
-from fedjax_lab.estimates import Estimate, estimate
+from experiments.studies.verdicts import UNDECIDED, ahead, both_measures
+from fedjax_lab.estimates import NOTHING, Estimate, estimate
 
 TASK = "few-data-decay"
 LEAST_GAP = 10.0  # FedAvg's training less test accuracy, in points
@@ -131,7 +131,10 @@ def decided(cells: Mapping[str, Mapping[str, Any]]) -> list[tuple[Claim, str, st
         top, tail = (ahead(estimate(values)) for values in each)
         change = estimate([a - b for a, b in zip(*each, strict=True)])
         verdict = both_measures(top, tail, change)
-        found.append((claim, str(top), str(tail), verdict))
+        if verdict == NOTHING:  # a search chose the point at which the method is its rival
+            found.append((claim, "the same runs", "the same runs", UNDECIDED))
+        else:
+            found.append((claim, str(top), str(tail), verdict))
     return found
 
 

@@ -76,6 +76,7 @@ def text(stored: Mapping[str, Cells], more: Mapping[str, Cells] | None = None) -
     for name, rows in found.items():
         if rows:
             parts.append(_section(name, TASKS[name], rows))
+    parts += _gains(stored)
     parts += _as_many_points(stored, more or {})
     parts += _claims(stored.get(claims.TASK, {}))
     parts += ["## What the numbers do not say", _LIMITS]
@@ -138,6 +139,8 @@ Click on a column's head to sort by it.
 
 Each table has a file of settings. **Chosen** is the point that tuning chose. **At an end**:
 hyperparameters whose best value is the smallest or largest one tried; a better one may lie beyond.
+**Again from**: the simpler method from which a search was repeated, because its best point scored
+lower on validation.
 **Tuning gradients**: mini-batch gradients per client and local step that the search spent. **Tuning
 scores**: those of the chosen point with both tuning seeds. **Rounds**: of a final run."""
 
@@ -149,18 +152,17 @@ _LIMITS = f"""\
   score on. In the convex task, both score the distance to the optimum.
 - `natural` has 100 of 1,136 roles, a small network and 60 rounds; it scores on 500 sequences of the
   last fifths of these roles' texts. The study of all roles (`experiments/natural/RESULTS.md`) has
-  more rounds, a larger network, fewer methods, and another budget. `mimelite` needs the
-  clients' whole data in each round, which takes ten times as long with such unequal clients: not
-  run. Rows below 17 % (`fedpd`, `fedadmm`, `mifam`) predict little but the most frequent character:
-  their searches found no point that learns, in ranges of rates ten times those of images.
+  more rounds, a larger network, fewer methods, and another budget. Rows below 17 % (`fedpd`,
+  `fedadmm`) predict little but the most frequent character: their searches found no point that
+  learns, in ranges of rates ten times those of images.
 - Best, gaps and ranks are among the methods that have been run; further cells can change them. The
   intervals are not corrected for the number of comparisons.
 - The searches are small: about 45 points for a method with one gradient in a local step, 20 for two
   and 8 for three, whatever the number of its hyperparameters. Budgets agree up to about a tenth;
   with a compressed uplink they are equal in bytes. Early rungs favor points that learn fast. A
-  method far behind may have a better point that its search missed. On `skew-0.1`, `fedswa` is such
-  a method: with final_lr_ratio 1 it is FedAvg, which ends at 77.2 %, and its search chose a point
-  that ends at 73.7 %.
+  method far behind may have a better point that its search missed. Searches that ended below a
+  simpler method that has a row, and that the method contains, were repeated from there, which
+  doubles their gradients. Other methods may be behind for want of such a point.
 - Times are not shown: the cells ran beside other programs.
   `python -m experiments.benchmarks.methods --methods all` measures what a round of each method
   costs.
@@ -182,6 +184,32 @@ def _glance(found: Mapping[str, Mapping[str, Row]]) -> str:
         line += [f"{_shown(rows[best].score)} {task.unit}", ", ".join(level) or NOTHING]
         table.append([*line, NOTHING if gap is None else f"{_shown(gap)} {unit}"])
     return markdown_table(table, text=True)
+
+
+def _gains(stored: Mapping[str, Cells]) -> list[str]:
+    """Show what each method gains over the simpler ones that it contains."""
+    tails = {name: tails_of(cells) for name, cells in stored.items()}
+    table = [["method: simpler one", *tails, "ahead", "behind"]]
+    for method, row in ((m, row) for m, of in METHODS.items() for row in of.simpler):
+        gains = [
+            difference(scores[method], scores[row]) if {method, row} <= scores.keys() else None
+            for scores in tails.values()
+        ]
+        found = [gain for gain in gains if gain is not None]
+        ahead = sum(gain.mean > (gain.half_width or 0.0) for gain in found)
+        behind = sum(gain.mean < -(gain.half_width or 0.0) for gain in found)
+        line = [html.escape(f"{method}: {row}"), *map(_shown, gains)]
+        table += [[*line, str(ahead), str(behind)]] if found else []
+    again = sum("start" in cell for cells in stored.values() for cell in cells.values())
+    if len(table) == 1:
+        return []
+    about = f"""\
+Many methods are a simpler one at some value of a hyperparameter, or come near to it. A number is
+the difference of the scores, paired over the seeds, with a 95 % interval; the last columns count
+the tasks on which the method is ahead and behind. Searches that ended below the simpler method, by
+their scores on validation, were repeated with its point as a start point: {again} of them. A
+difference near 0 with a small interval is often the simpler method itself, chosen by the search."""
+    return ["## What a method adds to a simpler one", about, markdown_table(table)]
 
 
 def _as_many_points(stored: Mapping[str, Cells], more: Mapping[str, Cells]) -> list[str]:
@@ -303,17 +331,18 @@ def settings(cells: Cells) -> str:
     Args:
       cells: method -> cell.
     """
-    head = ["method", "chosen", "at an end", "points"]
+    head = ["method", "chosen", "at an end", "again from", "points"]
     rows = [[*head, "tuning gradients", "tuning scores", "rounds"]]
     for method, cell in cells.items():
         if cell["chosen"] is None:
-            rows.append([method, "all points diverged", *[""] * 5])
+            rows.append([method, "all points diverged", *[""] * 6])
             continue
         fixed = cell["declared"]["method"]["fixed"]
         chosen = [f"{n} {value:.4g}" for n, value in cell["chosen"].items()]
         chosen += [f"{n} {value}" for n, value in fixed.items()]
         scores = ", ".join(f"{score:.2f}" for score in cell["validation"])
-        row = [method, ", ".join(chosen), ", ".join(cell["edges"]), str(cell["points"])]
+        again = cell.get("start", {}).get("row", "")
+        row = [method, ", ".join(chosen), ", ".join(cell["edges"]), again, str(cell["points"])]
         rows.append([*row, str(cell["tuning_gradients"]), scores, str(cell["rounds"][-1])])
     file = io.StringIO()
     csv.writer(file, lineterminator="\n").writerows(rows)

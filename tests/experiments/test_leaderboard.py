@@ -3,6 +3,7 @@
 import csv
 import dataclasses
 import io
+import itertools
 import json
 import re
 import subprocess
@@ -104,6 +105,19 @@ def test_rows_with_as_many_points_show_their_gain_and_the_ranks_that_it_gives():
     gain = f"{(low + high) / 2:.2f} ± {(high - low) / 2:.2f}"
     assert re.search(rf"\| fedsam +\| +1\.97 \({gain}\), 1 \|", shown)
     assert "## With as many points" not in page.text(stored)
+
+
+def test_a_method_is_compared_with_the_simpler_one_that_it_contains():
+    again = {**cell("fedprox", [1.3, 1.4, 1.5]), "start": {"row": "fedavg"}}
+    stored = {"convex": {**STORED, "fedprox": again}, "few-data": {"fedprox": again}}
+    shown = page.text(stored).partition("## What a method adds")[2].partition("\n## ")[0]
+    low, high = stats.ttest_rel([1.3, 1.4, 1.5], [1.0, 1.2, 1.1]).confidence_interval(0.95)
+    gain = f"{(low + high) / 2:.2f} ± {(high - low) / 2:.2f}"
+    assert re.search(rf"\| fedprox: fedavg +\| +{gain} \| +- \| +1 \| +0 \|", shown)
+    assert "as a start point: 2 of them" in " ".join(shown.split())
+    assert "## What a method adds" not in page.text({"convex": {"fedavg": STORED["fedavg"]}})
+    row = list(csv.DictReader(io.StringIO(page.settings(stored["convex"]))))[-1]
+    assert (row["method"], row["again from"]) == ("fedprox", "fedavg")
 
 
 def test_settings_are_those_of_the_cells():
@@ -247,10 +261,11 @@ def test_a_simpler_form_goes_where_its_row_goes(name, row):
 
 
 def test_no_stored_search_ended_below_a_simpler_form():
-    for name in tasks.TASKS:
-        stored = cells.load(cells.RESULTS, name)
+    for name, folder in itertools.product(tasks.TASKS, (cells.RESULTS, cells.AS_MANY_POINTS)):
+        stored = cells.load(folder, name)
+        others = {**cells.load(cells.RESULTS, name), **stored}
         for method, found in stored.items():
-            assert cells.start_of(found, METHODS[method], stored) is None, f"{name}, {method}"
+            assert cells.start_of(found, METHODS[method], others) is None, f"{name}, {method}"
             if "start" in found:
                 first = found["first_search"]
                 assert first["chosen"] is None or sum(found["validation"]) >= sum(
@@ -300,6 +315,10 @@ def test_claims_are_decided_by_paired_intervals_of_top_tail_and_gap():
     assert found["FedSWA is ahead of FedSAM (FedSWA, Tables 2, 3)"][2] == "undecided"
     assert found["FedSWA generalizes better than FedSAM (FedSWA, Table 1)"][2] == "shows"
     assert claims.lead(few["fedavg"]).mean == pytest.approx(11 - 5.6 / 3)
+    few["fedswa"] = {**few["fedavg"], "method": "fedswa"}  # at its simpler form
+    found = {claim.text: said for claim, *said in claims.decided(few)}
+    said = found["FedSWA is ahead of FedAvg (FedSWA, Tables 2, 3)"]
+    assert said == ["the same runs", "the same runs", "undecided"]
 
 
 def test_a_task_with_a_falling_rate_has_it_at_each_round():
