@@ -168,7 +168,8 @@ def parse_missing(texts: Sequence[str]) -> Any:
     """Convert the setting ``missing`` to the argument of ``from_table``.
 
     Args:
-      texts: none; one meaning, such as "drop" or "0"; or several MARK=MEANING.
+      texts: none; one meaning, such as "drop" or "0"; two, of numbers and of text; or several
+        MARK=MEANING.
 
     Raises:
       ValueError: a text has another form, or a mark stands twice.
@@ -182,13 +183,14 @@ def parse_missing(texts: Sequence[str]) -> Any:
 
     if not texts:
         return None
-    if len(texts) == 1 and "=" not in texts[0]:
-        return meaning(texts[0])
+    if len(texts) <= 2 and not any("=" in text for text in texts):
+        first, *others = map(meaning, texts)
+        return (first, *others) if others else first
     pairs = [text.rpartition("=") for text in texts]
     if not all(separator for _, separator, _ in pairs):
         raise ValueError(
-            f"missing is {' '.join(texts)!r}; it must be drop, mean, keep or a number, or several "
-            "MARK=MEANING, such as ?=drop."
+            f"missing is {' '.join(texts)!r}; it must be drop, mean, keep or a number, two of "
+            "these for columns of numbers and of text, or several MARK=MEANING, such as ?=drop."
         )
     marks = [mark for mark, *_ in pairs]
     if twice := [mark for place, mark in enumerate(marks) if mark in marks[:place]]:

@@ -55,8 +55,9 @@ class Missing:
 
     Args:
       meaning: "drop" (leave the row out), "mean" (of the column's other numbers), "keep" (text: a
-        value like others), or the number to fill in; or {mark: one of these}, where "" stands for
-        an empty cell, None and NaN, and other marks are errors. None: all are errors.
+        value like others), or the number to fill in; or (meaning in columns of numbers, meaning in
+        columns of text); or {mark: a single meaning}, where "" stands for an empty cell, None and
+        NaN, and other marks are errors. None: all are errors.
 
     Raises:
       ValueError: it is none of these, or marks that differ in capitals only have two meanings.
@@ -64,28 +65,36 @@ class Missing:
 
     def __init__(self, meaning: Any):
         marks = meaning if isinstance(meaning, Mapping) else {}
-        self.of_all = None if isinstance(meaning, Mapping) else meaning
+        of_all: Any = None if isinstance(meaning, Mapping) else meaning
+        is_pair = isinstance(of_all, (tuple, list)) and len(of_all) == 2
+        pair: tuple[Any, Any] = of_all if is_pair else (of_all, of_all)
+        self._in_numbers, self._in_text = pair
         self.marks: dict[str, Any] = {}
         for mark, value in marks.items():
             if self.marks.setdefault(str(mark).strip().lower(), value) != value:
                 raise ValueError(
                     f"missing is {meaning!r}; {mark!r} has two meanings: capitals do not matter."
                 )
-        for value in [*self.marks.values(), *([] if self.of_all is None else [self.of_all])]:
+        of_columns = [] if of_all is None else [self._in_numbers, self._in_text]
+        for value in [*self.marks.values(), *of_columns]:
             is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
-            if value not in MEANINGS and not (is_number and math.isfinite(value)):
+            is_word = isinstance(value, str) and value in MEANINGS
+            if not is_word and not (is_number and math.isfinite(value)):
                 raise ValueError(
                     f"missing is {meaning!r}; it must be 'drop', 'mean', 'keep' or a finite "
-                    "number, or map marks of missing values to these, such as {'?': 'drop'}."
+                    "number, a pair of these for columns of numbers and of text, such as "
+                    "('mean', 'keep'), or map marks of missing values to these, such as "
+                    "{'?': 'drop'}."
                 )
 
     def has(self, meaning: str) -> bool:
         """Return True if a mark has this meaning."""
-        return meaning in (self.of_all, *self.marks.values())
+        return meaning in (self._in_numbers, self._in_text, *self.marks.values())
 
-    def of(self, mark: str) -> Any:
-        """Return the meaning of a mark, or None."""
-        return self.marks.get(mark.strip().lower(), self.of_all)
+    def of(self, mark: str, *, is_text: bool = False) -> Any:
+        """Return the meaning of a mark in a column of numbers, or of text; or None."""
+        of_all = self._in_text if is_text else self._in_numbers
+        return self.marks.get(mark.strip().lower(), of_all)
 
     def is_mark(self, cell: str, marks: tuple[str, ...]) -> bool:
         """Return True if text is one of ``marks``, of this file, or of the user's marks."""

@@ -130,17 +130,21 @@ def _dropped(table: Table, found: Mapping[tuple[str, Any], Column]) -> np.ndarra
     dropped = np.zeros(next(iter(found.values())).values.shape[:1], bool)
     for (argument, name), column in found.items():
         about = f"{argument}: the column {name!r}"
-        open_marks = [mark for mark in column.marks if table.missing.of(mark) is None]
+        is_text = isinstance(column.values, Text)
+        meanings = {mark: table.missing.of(mark, is_text=is_text) for mark in column.marks}
+        open_marks = [mark for mark, meaning in meanings.items() if meaning is None]
         if open_marks:
             raise missing_error(table, about, column, open_marks)
-        is_input = argument == "x" and not isinstance(column.values, Text)
+        is_input = argument == "x" and not is_text
         for mark, rows in column.marks.items():
-            meaning = table.missing.of(mark)
+            meaning = meanings[mark]
             if meaning == "drop":
                 dropped[rows] = True
             elif meaning == "keep" or not is_input:
                 kind = "an input of numbers" if is_input else "no input of numbers"
                 allowed = "'drop', 'mean' or a number" if is_input else "'drop' or 'keep' (of text)"
+                if is_text and argument == "x" and meaning != "keep":
+                    kind, allowed = "one of text", f"'drop' or 'keep', as in ({meaning!r}, 'keep')"
                 raise ValueError(
                     f"missing is {meaning!r} for {mark!r}, which {table.where(int(rows[0]))} has. "
                     f"{about} is {kind}; it must be {allowed}."

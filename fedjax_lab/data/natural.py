@@ -71,7 +71,8 @@ def from_table(
       missing: what a missing value means: "drop" (leave the row out), "mean" (of the column's other
         numbers) or a number to fill in, both in ``x`` alone, or "keep" (a category like others).
         None and NaN are missing, and in text the marks ``cells.MARKS`` (an empty cell, ?, NA, N/A,
-        NaN, null, None, - and .; among categories not ?, None, - and .). A mapping from marks to
+        NaN, null, None, - and .; among categories not ?, None, - and .). A pair is for columns of
+        numbers and of text, such as ("mean", "keep"). A mapping from marks to
         these gives single marks a meaning in all columns, also others, such as {"?": "mean",
         "-9": "drop"}; its mark "" is that of empty cells, None and NaN. None: a missing value is an
         error.

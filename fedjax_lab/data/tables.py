@@ -198,8 +198,10 @@ class Table:
 
     def _marks(self, text: Text, marks: tuple[str, ...]) -> dict[str, np.ndarray]:
         """Return the rows of each cell that marks a missing value."""
+        is_text = marks != cells.MARKS
         found = [cell for cell in text.distinct if self.missing.is_mark(cell, marks)]
-        return {cell: text.rows_of(cell) for cell in found if self.missing.of(cell) != "keep"}
+        lost = [cell for cell in found if self.missing.of(cell, is_text=is_text) != "keep"]
+        return {cell: text.rows_of(cell) for cell in lost}
 
     def _is_category(self, about: str, text: Text) -> bool:
         """Return True if a column of text has categories, False if it has numbers."""

@@ -46,7 +46,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_lab.models.base import Apply, with_mask
-from fedjax_lab.tree import wide_dtype
+from fedjax_lab.tree import path_text, wide_dtype
 from fedjax_lab.types import Key, Params, PyTree
 
 _STATISTICS = ("running_mean", "running_var")
@@ -83,40 +83,86 @@ class BatchNorm(nn.Module):
         bias = self.param("bias", nn.initializers.zeros_init(), shape, jnp.float32)
         running_mean = self.param("running_mean", nn.initializers.zeros_init(), shape, jnp.float32)
         running_var = self.param("running_var", nn.initializers.ones_init(), shape, jnp.float32)
-        dtype = jnp.promote_types(x.dtype, scale.dtype)
-        x = x.astype(wide_dtype(dtype))  # float32 statistics of bfloat16
-        if self.frozen or not self.has_rng("dropout"):
-            mean, var = map(jax.lax.stop_gradient, (running_mean, running_var))
-            return _normalise(x, mean, jnp.maximum(var, 0), scale, bias).astype(dtype)
-        count = x.size // x.shape[-1]
-        if count < 2:
-            raise ValueError(
-                f"x has shape {x.shape}: BatchNorm has no variance of one number per channel; "
-                "train with mini-batches of at least 2 examples, or with norm='group'."
-            )
-        axes = tuple(range(x.ndim - 1))
-        if example_mask is None or len(example_mask) != len(x):
-            mean, var = x.mean(axes), x.var(axes)
-            new_mean, new_var = mean, var * (count / (count - 1))
-        else:
-            real = example_mask.reshape(-1, *(1,) * (x.ndim - 1))
-            number = example_mask.sum(dtype=x.dtype) * (count // len(x))
+        training = not self.frozen and self.has_rng("dropout")
+        leaves = (scale, bias, running_mean, running_var)
+        return normalise_batch(x, *leaves, training=training, mask=example_mask)
 
-            def average(values):  # not values * mask: padding may be infinite
-                return jnp.where(real, values, 0).sum(axes) / jnp.maximum(number, 1)
 
-            mean = average(x)
-            var = average(jnp.square(x - mean.reshape((1,) * len(axes) + shape)))
-            several = number > 1
-            new_mean = jnp.where(several, mean, running_mean)
-            new_var = jnp.where(several, var * (number / jnp.maximum(number - 1, 1)), running_var)
-            held_mean, held_var = map(jax.lax.stop_gradient, (running_mean, running_var))
-            mean = jnp.where(several, mean, held_mean)
-            var = jnp.where(several, var, jnp.maximum(held_var, 0))
-        normalised = _normalise(x, mean, var, scale, bias)
-        normalised = _with_pull(normalised, running_mean, new_mean)
-        normalised = _with_pull(normalised, running_var, new_var)
-        return normalised.astype(dtype)
+def normalise_batch(
+    x: jax.Array,
+    scale: jax.Array,
+    bias: jax.Array,
+    running_mean: jax.Array,
+    running_var: jax.Array,
+    *,
+    training: bool,
+    mask: jax.Array | None = None,
+) -> jax.Array:
+    """Normalise a mini-batch as ``BatchNorm`` does, in a module of any library.
+
+    The module has the four arrays [C] among its parameters, under these names. A module of NNX::
+
+        class BatchNorm(nnx.Module):
+            use_running_average = False  # train() and eval() of NNX set it
+
+            def __init__(self, size):
+                zeros, ones = jnp.zeros(size), jnp.ones(size)
+                self.scale, self.bias = nnx.Param(ones), nnx.Param(zeros)
+                self.running_mean, self.running_var = nnx.Param(zeros), nnx.Param(ones)
+
+            def __call__(self, x, mask=None):
+                names = ("scale", "bias", "running_mean", "running_var")
+                leaves = (getattr(self, name)[...] for name in names)
+                return normalise_batch(x, *leaves, training=not self.use_running_average, mask=mask)
+
+    Args:
+      x: float [B, ..., C].
+      scale, bias: factor and summand of each channel, float [C].
+      running_mean, running_var: running statistics, float [C].
+      training: normalise with the mini-batch's statistics, and let the running ones follow them.
+        False: with the running statistics, which do not change.
+      mask: bool [B], which examples are in the statistics; None: all.
+
+    Returns:
+      Like ``x``, at least of the dtype of ``scale``.
+
+    Raises:
+      ValueError: in training, a channel of the whole mini-batch is a single number.
+    """
+    dtype = jnp.promote_types(x.dtype, scale.dtype)
+    x = x.astype(wide_dtype(dtype))  # float32 statistics of bfloat16
+    if not training:
+        mean, var = map(jax.lax.stop_gradient, (running_mean, running_var))
+        return _normalise(x, mean, jnp.maximum(var, 0), scale, bias).astype(dtype)
+    count = x.size // x.shape[-1]
+    if count < 2:
+        raise ValueError(
+            f"x has shape {x.shape}: BatchNorm has no variance of one number per channel; "
+            "train with mini-batches of at least 2 examples, or with norm='group'."
+        )
+    axes = tuple(range(x.ndim - 1))
+    if mask is None or len(mask) != len(x):
+        mean, var = x.mean(axes), x.var(axes)
+        new_mean, new_var = mean, var * (count / (count - 1))
+    else:
+        real = mask.reshape(-1, *(1,) * (x.ndim - 1))
+        number = mask.sum(dtype=x.dtype) * (count // len(x))
+
+        def average(values):  # not values * mask: padding may be infinite
+            return jnp.where(real, values, 0).sum(axes) / jnp.maximum(number, 1)
+
+        mean = average(x)
+        var = average(jnp.square(x - mean.reshape((1,) * len(axes) + mean.shape)))
+        several = number > 1
+        new_mean = jnp.where(several, mean, running_mean)
+        new_var = jnp.where(several, var * (number / jnp.maximum(number - 1, 1)), running_var)
+        held_mean, held_var = map(jax.lax.stop_gradient, (running_mean, running_var))
+        mean = jnp.where(several, mean, held_mean)
+        var = jnp.where(several, var, jnp.maximum(held_var, 0))
+    normalised = _normalise(x, mean, var, scale, bias)
+    normalised = _with_pull(normalised, running_mean, new_mean)
+    normalised = _with_pull(normalised, running_var, new_var)
+    return normalised.astype(dtype)
 
 
 def _normalise(x, mean, var, scale, bias):
@@ -132,7 +178,7 @@ def running_statistics(params: Params) -> PyTree:
       params: a model's parameters.
     """
     return jax.tree_util.tree_map_with_path(
-        lambda path, _: getattr(path[-1], "key", None) in _STATISTICS if path else False, params
+        lambda path, _: path_text(path).rpartition("/")[2] in _STATISTICS, params
     )
 
 

@@ -20,8 +20,9 @@ def from_nnx(build: Callable[[nnx.Rngs], nnx.Module]) -> Model:
     (``module.train()``), and the key seeds all its streams of random numbers. Without a key it
     evaluates. If the call has an argument ``train``, ``training``, ``is_training`` or
     ``deterministic``, it is set, too. An argument ``rngs`` of the call gets the key's streams if it
-    has no default, or in training if the module has no streams of its own. ``params`` is the
-    ``nnx.State`` of its parameters.
+    has no default, or in training if the module has no streams of its own. In training, an argument
+    ``example_mask`` of the call gets the mask of the mini-batch, bool [B], or None: all examples
+    are real. ``params`` is the ``nnx.State`` of its parameters.
 
     Args:
       build: ``nnx.Rngs`` -> module, such as ``lambda rngs: Net(rngs=rngs)``.
@@ -39,24 +40,27 @@ def from_nnx(build: Callable[[nnx.Rngs], nnx.Module]) -> Model:
     module = nnx.eval_shape(lambda: build(nnx.Rngs(0)))
     if not isinstance(module, nnx.Module):
         raise TypeError(f"build returns {module}; it must return an nnx.Module.")
-    graph, call = nnx.graphdef(module), type(module).__call__
+    call = type(module).__call__
     others = nnx.state(module, nnx.Not(nnx.Any(nnx.Param, nnx.RngState)))
     kinds = sorted({type(variable).__name__ for _, variable in nnx.to_flat_state(others)})
     if kinds:
         raise ValueError(
             f"{type(module).__name__} has variables of the kind {', '.join(kinds)}; only "
-            "parameters are allowed. nnx.GroupNorm and nnx.LayerNorm have no others; BatchNorm "
-            "with its statistics among the parameters is fedjax_lab.models.batch_norm.BatchNorm, "
-            "of flax linen."
+            "parameters are allowed. nnx.GroupNorm and nnx.LayerNorm have no others; "
+            "fedjax_lab.models.batch_norm.normalise_batch makes a BatchNorm with its statistics "
+            "among the parameters."
         )
 
     def init(key: Key, example_x: jax.Array) -> Params:
         return jax.jit(lambda key: nnx.state(build(nnx.Rngs(key)), nnx.Param))(key)
 
-    def apply(params: Params, x: jax.Array, key: Key | None = None, /) -> jax.Array:
+    def apply(
+        params: Params, x: jax.Array, key: Key | None = None, /, *, mask: jax.Array | None = None
+    ) -> jax.Array:
         def outputs(params: Params, x: jax.Array, key: Key | None) -> jax.Array:
             rngs = nnx.Rngs(seeded(0) if key is None else key)
-            streams = nnx.state(build(rngs), nnx.RngState)
+            module = build(rngs)
+            graph, streams = nnx.graphdef(module), nnx.state(module, nnx.RngState)
             net = nnx.merge(graph, params, streams)
             if key is None:
                 net.eval()
@@ -67,6 +71,8 @@ def from_nnx(build: Callable[[nnx.Rngs], nnx.Module]) -> Model:
             is_silent = key is None or jax.tree.leaves(streams)
             if named is not None and (named.default is named.empty or not is_silent):
                 given["rngs"] = rngs
+            if mask is not None and parameter_of(call, "example_mask") is not None:
+                given["example_mask"] = mask
             return net(x, **given)
 
         return lowered(outputs)(params, x, key)

@@ -162,7 +162,8 @@ def torch_table(params: Params, layers: Mapping[str, str] | None = None) -> dict
     Kernels of convolutions become [h, w, C, F], dense kernels [m, n]. The rows of the first dense
     kernel are permuted from PyTorch's order of flattened images (C, H, W) to H, W, C; the images
     are assumed to be square. The first one is that after the last convolution in the order of the
-    paths. A norm's ``scale`` is PyTorch's ``weight``.
+    paths. A norm's ``scale`` is PyTorch's ``weight``. A leaf that is called ``weight`` already, as
+    in Equinox, has PyTorch's layout and stays as it is, and so do flattened images behind it.
 
     Args:
       params: the model's parameters, or their shapes.
@@ -193,8 +194,15 @@ def torch_table(params: Params, layers: Mapping[str, str] | None = None) -> dict
     for layer in paths:
         for leaf, shape in found[layer].items():
             end = {"kernel": "weight", "scale": "weight"}.get(leaf, leaf)
-            if leaf not in ("kernel", "scale", "bias", "running_mean", "running_var"):
-                raise ValueError(f"params have {layer}/{leaf}, for which PyTorch has no such name.")
+            if end not in ("weight", "bias", "running_mean", "running_var"):
+                raise ValueError(
+                    f"params have {layer}/{leaf}, a leaf of an unknown kind; it must be kernel, "
+                    "scale, weight, bias, running_mean or running_var, or in a table of your own."
+                )
+            if leaf == "bias" and len(shape) != 1:
+                raise ValueError(
+                    f"{layer}/bias has shape {shape}; reshape it to one axis, as PyTorch has it."
+                )
             axes: tuple[int, ...] | None = None
             image: tuple[int, int, int] | None = None
             if leaf == "kernel" and len(shape) == 4:
@@ -219,8 +227,8 @@ def _numbered(
 ) -> Iterator[tuple[str, str]]:
     counts = {"conv": 0, "fc": 0}
     for path in paths:
-        shape = found[path].get("kernel")
-        if shape is None:
+        shape = found[path].get("kernel", found[path].get("weight", ()))
+        if len(shape) < 2:
             raise ValueError(f"layers is None, and {path} has no kernel; give the names of layers.")
         kind = "conv" if len(shape) == 4 else "fc"
         counts[kind] += 1

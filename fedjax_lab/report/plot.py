@@ -13,6 +13,7 @@ from fedjax_lab.report.style import frame, legend, new_figure, plain_numbers, sa
 
 History = Sequence[Mapping[str, Any]]
 _SCREEN = (5.6, 3.5)  # inches, before it gets its printed size
+_CHARACTERS = 45  # of ticks' numbers in a figure as wide as a column
 
 
 def plot(
@@ -31,7 +32,8 @@ def plot(
     Args:
       histories: label -> ``result.history``, or a list of histories, one for each seed. Any list of
         rows (dicts of numbers) with the names ``x`` and ``y`` is allowed.
-      x: a name in the rows, such as "round", "bytes_up", "gradients", "simulated_seconds".
+      x: a name in the rows, such as "round", "bytes_up", "gradients", "simulated_seconds". Bytes
+        are shown in MB (10^6 bytes).
       y: a name in the rows, such as "accuracy", "loss", or a result of your ``evaluate``.
       path: file of the figure, ending in .pdf, .svg or .png. None: no file.
       width: width of the figure in inches; 3.4 is one of two columns, 7 a page.
@@ -60,14 +62,36 @@ def plot(
             axes.fill_between(across, low, high, color=style["color"], alpha=0.15, linewidth=0)
         marker = "o" if len(across) == 1 else None
         axes.plot(across, mean, linewidth=1.8, marker=marker, **style)
-    frame(axes, x.replace("_", " "), y.replace("_", " "))
-    for axis in (axes.xaxis, axes.yaxis):
-        axis.set_major_formatter(plain_numbers())
+    frame(axes, _title(x), _title(y))
+    axes.yaxis.set_major_formatter(plain_numbers(_unit(y)))
+    values, room = np.concatenate([across for across, *_ in curves.values()]), width / COLUMN
+    _set_ticks(axes.xaxis, values, _unit(x), int(_CHARACTERS * room))
     legend(figure, list(curves), styles)
     at_print_size(figure, width)
     if path is not None:
         (save if path.suffix == ".png" else save_vectors)(figure, path)
     return figure
+
+
+def _unit(name: str) -> float:
+    """Return the unit in which an axis counts: a million bytes, or 1."""
+    return 1e6 if name.startswith("bytes_") else 1.0
+
+
+def _title(name: str) -> str:
+    return name.replace("_", " ") + (" (MB)" if name.startswith("bytes_") else "")
+
+
+def _set_ticks(axis: Any, values: np.ndarray, unit: float, characters: int) -> None:
+    """Place as many ticks as have room for their numbers; of integers, at integers."""
+    from matplotlib.ticker import MaxNLocator
+
+    shown = plain_numbers(unit)
+    widest = max(len(shown(np.round(value / unit, 2) * unit, 0)) for value in values)
+    room = max(2, min(8, characters // (widest + 2)))
+    is_whole = unit == 1.0 and bool((values == np.round(values)).all())
+    axis.set_major_locator(MaxNLocator(room, steps=[1, 2, 2.5, 5, 10], integer=is_whole))
+    axis.set_major_formatter(shown)
 
 
 def _by_label(histories: Any) -> dict[str, list[History]]:

@@ -267,7 +267,8 @@ def _settings(config: Mapping[str, Any]) -> dict[str, Any]:
     else:
         settings |= {**(config.get("devices") or {}), **config.get("functions", {})}
         if "num_params" in config:
-            settings["model"] = f"{config['num_params']:,} parameters"
+            named = f"{config['model']}, " if "model" in config else ""
+            settings["model"] = f"{named}{config['num_params']:,} parameters"
     settings |= {**given, **asked.get("option", {})}
     if settings.get("attack_seed") == config["seed"]:  # the attackers that the run's seed draws
         del settings["attack_seed"]

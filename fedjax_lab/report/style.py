@@ -76,11 +76,15 @@ def log_axis(axes: Any, which: str, low: float, high: float) -> None:
     axis.set_minor_formatter(NullFormatter())
 
 
-def plain_numbers() -> Any:
-    """Create a formatter of ticks without exponents, such as 1,500 and 0.25."""
+def plain_numbers(unit: float = 1.0) -> Any:
+    """Create a formatter of ticks without exponents, such as 1,500 and 0.25.
+
+    Args:
+      unit: the value that is shown as 1.
+    """
     from matplotlib.ticker import FuncFormatter
 
-    return FuncFormatter(lambda value, _: f"{value:,.10g}")
+    return FuncFormatter(lambda value, _: f"{value / unit:,.10g}")
 
 
 def legend(figure: Any, labels: Sequence[str], styles: Styles) -> None:

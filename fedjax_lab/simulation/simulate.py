@@ -132,7 +132,7 @@ def simulate(
       run_dir: directory for metrics and checkpoints. None: nothing is written.
       checkpoint_every: rounds between checkpoints, rounded up to a multiple of
         ``eval_every``; None: a tenth of the run. The last round is always saved.
-      config: additional entries of config.json.
+      config: additional entries of config.json. "dataset" and "model" are their names in a report.
       on_row: function of a row, or several, called with each row of the history, first with the
         rows from before an interruption; see ``fedjax_lab.simulation.loggers``. A function that
         raises an error is not called again, with a warning.
@@ -244,7 +244,8 @@ def simulate(
             bar.update(row["round"], {name: row[name] for name in (*shown, *values)})
             if not run_progress.diverged:
                 last = run_progress.is_last
-                run_log.checkpoint(run_progress.round, chunks, history.rows, last=last)
+                with run_progress.uncounted():
+                    run_log.checkpoint(run_progress.round, chunks, history.rows, last=last)
             run_progress.tell(row)
             run_log.client_row(scores.of_clients(chunks, run_progress))
         if not run_progress.diverged:

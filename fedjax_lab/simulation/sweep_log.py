@@ -177,12 +177,16 @@ class GroupLog:
     def checkpoint(self, group: RunGroup, program: Program, *, last: bool) -> None:
         """Save the states if a checkpoint is due, or if ``last`` and they are not saved yet.
 
+        The time that it takes is not counted.
+
         Args:
           group: the runs.
           program: holds their states.
           last: whether a longer sweep would resume here.
         """
+        began = time.perf_counter()
         self._log.checkpoint(group.round, program, self._rows, last=last)
+        self._began += time.perf_counter() - began
 
     def close(self) -> None:
         """Close the files and release the lock."""

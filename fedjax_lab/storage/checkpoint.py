@@ -17,6 +17,7 @@ import numpy as np
 from fedjax_lab.checks import warn
 from fedjax_lab.clients.host_table import SeenRows
 from fedjax_lab.storage.fingerprint import add_array
+from fedjax_lab.tree import named_keys
 from fedjax_lab.types import Params, PyTree
 
 _BESIDE = 2**17  # bytes of a checkpoint's metadata
@@ -79,7 +80,7 @@ class Checkpoints:
         if shutil.disk_usage(self._directory).free < needed:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._directory))
         leaves = jax.tree_util.tree_leaves_with_path(params)
-        paths = [[_key(entry) for entry in path] for path, _ in leaves]
+        paths = [[_key(entry) for entry in named_keys(path)] for path, _ in leaves]
         named = dict(zip(model, paths, strict=True))
         about = [round, extra]
         meta = {

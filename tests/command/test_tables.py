@@ -171,6 +171,8 @@ def test_a_later_file_is_read_by_the_first_ones_types(folder):
     np.testing.assert_array_equal(found.test.x[:, 0], [7, *[mean] * 7])
     found = later_of(small(age=[7, *["?"] * 7]), missing=("?=drop", "NA=0"))
     assert found.test.x.tolist() == [[7]]
+    found = later_of(small(age=[7, *["NA"] * 7]), missing=("mean", "keep"))
+    np.testing.assert_array_equal(found.test.x[:, 0], [7, *[mean] * 7])
     # Categories that are numbers in the later file have the codes of the first one.
     write("train.csv", **small(age=["3", "10", *"abcdef"]))
     write("later.csv", **small(age=["3", "10"] * 4))
@@ -265,7 +267,7 @@ def test_rows_without_clients_are_divided_by_a_scheme(folder, capsys):
         ([*OF_NUMBERS, "--missing", "dorp"], "missing is 'dorp'; it must be 'drop', 'mean'"),
         ([*OF_NUMBERS, "--missing", "?=drop", "?=mean"], "it has the mark '?' twice"),
         ([*OF_NUMBERS, "--missing", "NA=drop", "na=mean"], "'na' has two meanings"),
-        ([*OF_NUMBERS, "--missing", "?=drop", "0"], "it must be drop, mean, keep or a number, or"),
+        ([*OF_NUMBERS, "--missing", "?=drop", "0"], "it must be drop, mean, keep or a number, two"),
         (["--client", "user"], "dataset 'digits'; columns are those of csv:FILE"),
         ([*OF_NUMBERS, "--partition", "iid"], "partition is 'iid' and client 'user'"),
         ([*OF_NUMBERS, "--test-split", "clients:2.5"], "test_split is 'clients:2.5'; it must be"),

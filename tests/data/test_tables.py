@@ -266,6 +266,8 @@ def test_targets_that_are_true_or_false_are_classes(tmp_path):
         ("dorp", "missing is 'dorp'; it must be 'drop', 'mean', 'keep' or a finite number"),
         (float("nan"), "missing is nan"),
         (True, "missing is True"),
+        (("mean",), r"missing is \('mean',\); it must be .* a pair of these"),
+        (("mean", "kept"), r"missing is \('mean', 'kept'\); it must be"),
         ({"?": "mean"}, "y: the column 'y' is no input of numbers; it must be 'drop'"),
         ({"NA": "drop"}, r"row 7 \(line 9"),
         ("keep", "must be numbers, and row 7"),
@@ -279,6 +281,32 @@ def test_a_meaning_of_missing_values_that_does_not_fit(missing, message, tmp_pat
         data.from_table(
             tmp_path / "marked.csv", client="u", x=columns[0], y=columns[1], missing=missing
         )
+
+
+@pytest.mark.parametrize("missing", [("mean", "keep"), (7, "keep"), ("mean", "drop")])
+def test_numbers_and_text_have_meanings_of_their_own(missing, tmp_path):
+    lines = ["u,age,ward,y", "p,50,er,0", "p,,icu,1", "q,40,,0", "q,NA,er,1", "q,30,,0"]
+    (tmp_path / "t.csv").write_text("\n".join(lines))
+    found = data.from_table(
+        tmp_path / "t.csv", client="u", x=["age", "ward"], y="y", missing=missing
+    )
+    rows = [line.split(",")[1:3] for line in lines[1:]]
+    rows = [row for row in rows if missing[1] == "keep" or row[1]]
+    ages = [float(age) for age, _ in rows if age not in ("", "NA")]
+    filled = np.mean(ages) if missing[0] == "mean" else missing[0]
+    wards = sorted({ward for _, ward in rows})
+    expected = [
+        [filled if age in ("", "NA") else float(age), wards.index(ward)] for age, ward in rows
+    ]
+    np.testing.assert_array_equal(found.examples.x, np.float32(expected))
+    assert dict(found.categories)["ward"] == tuple(wards)
+
+
+def test_one_meaning_that_does_not_fit_text_says_what_does(tmp_path):
+    (tmp_path / "t.csv").write_text("u,age,ward,y\np,50,er,0\np,,,1")
+    message = r"'ward' is one of text; it must be 'drop' or 'keep', as in \('mean', 'keep'\)"
+    with pytest.raises(ValueError, match=message):
+        data.from_table(tmp_path / "t.csv", client="u", x=["age", "ward"], y="y", missing="mean")
 
 
 FRAMES = {

@@ -15,7 +15,8 @@ from fedjax_lab import CohortBatch, data
 from tests.tiers import few
 
 DOC = Path(__file__).parents[2] / "docs" / "your_own_model.md"
-FRAMEWORKS = ["Plain JAX", "Flax linen", "Flax NNX", "Equinox", "With the library's helpers"]
+NORM = "Dropout and BatchNorm in any library"
+FRAMEWORKS = ["Plain JAX", "Flax linen", "Flax NNX", "Equinox", NORM, "With the library's helpers"]
 INSIDE = "Methods that look inside"
 MASK = "A loss that compares examples"
 STATISTICS = "Statistics over a mini-batch"
@@ -53,7 +54,7 @@ def execute_example(heading: str) -> dict[str, Any]:
 @pytest.fixture(params=few(2, FRAMEWORKS))
 def namespace(request) -> dict[str, Any]:
     """What the shared block and one example define; the example runs once for all tests."""
-    if request.param == "Equinox" and importlib.util.find_spec("equinox") is None:
+    if request.param in ("Equinox", NORM) and importlib.util.find_spec("equinox") is None:
         pytest.skip("equinox is not installed (extra [test])")
     return dict(execute_example(request.param))
 
@@ -82,6 +83,26 @@ def test_a_loss_with_batch_norm_passes_its_mask_on():
     np.testing.assert_array_equal(*losses)
     unmasked = loss(params, data.Examples(jnp.asarray(other), y), key)[:3]
     assert not np.allclose(losses[0], unmasked)
+
+
+@pytest.mark.methods
+def test_batch_norm_in_equinox_trains_by_the_mini_batch_and_evaluates_by_running_statistics():
+    pytest.importorskip("equinox")
+    namespace = execute_example(NORM)
+    apply, params = namespace["apply"], namespace["params"]
+    x = np.random.default_rng(0).normal(size=(6, 64)).astype(np.float32)
+    first, last = params["first"], params["last"]
+    h = x @ np.asarray(first.weight).T + np.asarray(first.bias)
+
+    def logits_of(h):
+        return np.maximum(h, 0) @ np.asarray(last.weight).T + np.asarray(last.bias)
+
+    expected = logits_of(h / np.sqrt(1 + 1e-5))
+    np.testing.assert_allclose(apply(params, x), expected, atol=1e-5)
+    real, key = jnp.arange(6) < 4, jax.random.key(1)
+    gradient = jax.grad(lambda p: apply(p, x, key, mask=real)[:4].sum())(params)["norm"]
+    np.testing.assert_allclose(-gradient["running_mean"], h[:4].mean(0), atol=1e-5)
+    np.testing.assert_allclose(1 - gradient["running_var"], h[:4].var(0, ddof=1), atol=1e-5)
 
 
 def test_the_parts_of_a_model_make_the_whole_and_a_round():

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import yaml
+from scipy import stats
 
 from fedjax_lab import data, load_run, models
 from fedjax_lab.command import cli
@@ -230,6 +231,11 @@ def test_clients_of_your_own():
     history, each = page["result"].history, np.asarray(page["each"])
     assert history[-1]["mean_squared_error"] == history[-1]["test_loss"]
     sizes = np.asarray(page["unseen"].sizes)
+    inputs = page["prepare"](page["patients"].examples, None).x
+    ages = np.array([50, 140 / 3, 29, 61])
+    wards = np.eye(3)[[1, 2, 1, 0]]  # "", er, icu
+    expected = np.column_stack([(ages - ages.mean()) / ages.std(), wards])
+    np.testing.assert_allclose(inputs, expected, atol=1e-5)
     together = float(page["on_unseen"]["mean_squared_error"])
     assert together == pytest.approx((each * sizes).sum() / sizes.sum(), rel=1e-5)
 
@@ -261,7 +267,13 @@ def test_a_resumed_run(tmp_path):
 @pytest.mark.example
 def test_metrics_and_cohorts(capsys):
     page = execute("guides/metrics_and_cohorts.md")
-    accuracy, norm, gradient, own, spread, loss = map(float, capsys.readouterr().out.split())
+    accuracy, norm, gradient, own, spread, worst, loss = map(float, capsys.readouterr().out.split())
+    score = np.random.default_rng(0).integers(0, 5, 30) / 5  # with ties
+    y = np.arange(30) % 3 == 0
+    wins = stats.mannwhitneyu(score[y], score[~y]).statistic
+    assert page["auc"](y, score) == pytest.approx(wins / (10 * 20))
+    assert np.isnan(page["auc"](y & ~y, score))
+    assert worst == np.nanmin(page["scored"].history[-1]["auc_each"])
     assert 0 < accuracy < 1
     assert 0 < loss < 2
     ids, of_all = np.asarray(page["batch"].client_ids), np.asarray(page["accuracy"])
@@ -304,8 +316,15 @@ def test_a_model_for_each_client(capsys):
 @pytest.mark.example
 @pytest.mark.parametrize("name", ["from_fedjax", "from_flower"])
 def test_moving(name):
-    result = execute(f"moving/{name}.md")["result"]
-    assert np.isfinite(result.history[-1]["loss"])
+    page = execute(f"moving/{name}.md")
+    assert np.isfinite(page["result"].history[-1]["loss"])
+    if name == "from_flower":
+        sent, weights = np.random.default_rng(0).normal(size=(7, 3, 2)), np.arange(7) / 21
+        found = page["trimmed"]({"delta": jnp.asarray(sent)}, jnp.asarray(weights))["delta"]
+        for place in np.ndindex(3, 2):  # client 0 has no weight, and does not count
+            values = sorted(zip(sent[1:, *place], weights[1:], strict=True))[2:-2]
+            expected = sum(v * w for v, w in values) / sum(w for _, w in values)
+            np.testing.assert_allclose(found[place], expected, rtol=1e-5)
 
 
 @pytest.mark.example

@@ -239,3 +239,24 @@ def test_pytorch_reads_and_writes_pt(tmp_path):
 class Trap:
     def __reduce__(self):
         return exec, ("import sys; sys.attacked = True",)
+
+
+def test_leaves_called_weight_have_the_layout_of_pytorch_already():
+    state = state_of()
+    params = {
+        "features": {"weight": state["conv.weight"], "bias": state["conv.bias"]},
+        "logits": {"weight": state["out.weight"], "bias": state["out.bias"]},
+    }
+    table = models.torch_table(params, {"features": "conv", "logits": "out"})
+    written = models.to_state_dict(params, table)
+    assert written.keys() == state.keys()
+    for name, array in state.items():
+        np.testing.assert_array_equal(written[name], array)
+    assert {stored.name.split(".")[0] for stored in models.torch_table(params).values()} == {
+        "conv1", "fc1"
+    }  # fmt: skip
+    params["features"]["bias"] = state["conv.bias"].reshape(5, 1, 1)  # as a convolution of Equinox
+    with pytest.raises(ValueError, match=r"bias has shape \(5, 1, 1\); reshape it to one axis"):
+        models.torch_table(params)
+    with pytest.raises(ValueError, match=r"head/table, a leaf of an unknown kind; .*weight, bias"):
+        models.torch_table({"head": {"table": np.zeros((3, 4))}}, {"head": "head"})

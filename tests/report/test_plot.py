@@ -1,5 +1,6 @@
 """Figures at the size of print: what is drawn, with which interval, and what the files hold."""
 
+import itertools
 import re
 
 import numpy as np
@@ -33,7 +34,27 @@ def test_a_line_is_the_mean_of_the_seeds_and_a_shade_its_interval():
         low, high = stats.t.interval(0.95, 2, column.mean(), stats.sem(column))
         assert np.abs(drawn - low).min() < 1e-9
         assert np.abs(drawn - high).min() < 1e-9
-    assert (axes.get_xlabel(), axes.get_ylabel()) == ("bytes up", "accuracy")
+    assert (axes.get_xlabel(), axes.get_ylabel()) == ("bytes up (MB)", "accuracy")
+
+
+@pytest.mark.parametrize(
+    ("x", "values", "shown"),
+    [
+        ("round", range(1, 21), {"5", "10", "15", "20"}),
+        ("bytes_up", range(10**7, 6 * 10**7, 10**7), {"10", "30", "50"}),
+        ("gradients", range(10**7, 6 * 10**7, 10**7), {"20,000,000", "40,000,000"}),
+    ],
+)
+def test_ticks_have_room_and_bytes_are_shown_in_megabytes(x, values, shown):
+    figure = report.plot({"a": [{x: value, "accuracy": 0.5} for value in values]}, x=x)
+    figure.canvas.draw()
+    labels = [label for label in figure.axes[0].get_xticklabels() if label.get_text()]
+    low, high = figure.axes[0].get_xlim()
+    labels = [label for label in labels if low <= label.get_position()[0] <= high]
+    assert shown <= {label.get_text() for label in labels}
+    assert not any("." in label.get_text() for label in labels)
+    ends = [label.get_window_extent() for label in labels]
+    assert all(a.x1 < b.x0 for a, b in itertools.pairwise(ends))
 
 
 def test_only_rounds_that_all_seeds_have_are_drawn():

@@ -100,6 +100,21 @@ def test_a_setting_is_what_methods_are_compared_on(tmp_path, settings):
     )
 
 
+def test_a_run_of_python_may_name_its_model(tmp_path):
+    names = {"model": ["convolutional", "recurrent"], "num_params": [1000, 2000]}
+    for model in names["model"]:
+        for count in names["num_params"]:
+            path = tmp_path / f"{model}{count}"
+            write_run(path, run_config={}, model=model, num_params=count, devices=None)
+    sections = sections_of(load_runs([tmp_path]))
+    assert {section.setting["model"] for section in sections} == {
+        f"{model}, {count:,} parameters"
+        for model in names["model"]
+        for count in names["num_params"]
+    }
+    assert {len(section.groups) for section in sections} == {1}
+
+
 @pytest.mark.parametrize("name", ["client_lr", "server_lr", "weight_decay", "compressor"])
 def test_a_hyperparameter_is_none(tmp_path, name):
     for value in (0.1, 0.2):

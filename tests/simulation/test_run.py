@@ -6,6 +6,7 @@ import gc
 import json
 import os
 import signal
+import time
 
 import jax
 import jax.numpy as jnp
@@ -282,6 +283,28 @@ def test_metrics_on_disk_are_the_history(tmp_path):
     summary = json.loads((tmp_path / "summary.json").read_text())
     assert summary["round"] == 7
     assert summary["compile_seconds"] > 0
+
+
+def test_writing_checkpoints_takes_no_time_of_the_run(tmp_path, monkeypatch):
+    waited, clock, save = [0.0], time.perf_counter, Checkpoints.save
+
+    def slowly(*args):
+        waited[0] += 1000.0
+        save(*args)
+
+    monkeypatch.setattr(time, "perf_counter", lambda: clock() + waited[0])
+    monkeypatch.setattr(Checkpoints, "save", slowly)
+    result = run(run_dir=tmp_path / "run")
+    assert waited[0] > 1000.0  # the first one comes before the last row
+    assert result.seconds < 1000.0
+    times = json.loads((tmp_path / "run" / "times.jsonl").read_text().splitlines()[-1])
+    assert times["seconds"] < 1000.0
+    swept = sweep(
+        functools.partial(algorithms.fedavg, loss_fn), first_params(), make_clients(),
+        points={"client_lr": [0.1]}, seeds=[0], rounds=4, eval_every=2, cohort_size=3,
+        local_steps=1, batch_size=4, replace=True, run_dir=tmp_path / "sweep",
+    )  # fmt: skip
+    assert swept.seconds < 1000.0
 
 
 def test_the_caller_keeps_its_params():
