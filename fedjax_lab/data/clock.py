@@ -417,6 +417,23 @@ def steps_taken(
     return jnp.clip(steps, 0, most).astype(jnp.int32)
 
 
+def in_time(
+    times: RoundTimes | None, client_ids: jax.Array, planned: jax.Array, steps: jax.Array
+) -> jax.Array:
+    """Return which clients take a step and meet the deadline, bool [S].
+
+    Args:
+      times: of the clients, or None.
+      client_ids: int32 [S].
+      planned: int32 [S], the steps that the schedule asks for.
+      steps: int32 [S], the local steps K_i.
+    """
+    found = (planned > 0) & (steps > 0)
+    if times is not None and times.most_steps is not None:
+        found = found & (steps <= times.most_steps[client_ids])
+    return found
+
+
 def first_to_finish(
     devices: Devices | None,
     times: RoundTimes | None,
@@ -450,15 +467,13 @@ def first_to_finish(
       time, bool [S]; and metrics of the round.
     """
     is_client = (client_ids < num_clients) & (planned > 0)
-    reports = is_client & (steps > 0)
+    reports = (client_ids < num_clients) & in_time(times, client_ids, planned, steps)
     if devices is not None and (alive := devices.reports(keys.dropout, client_ids)) is not None:
         reports = reports & alive
     if times is not None:
         limit = times.deadline
         seconds = steps * times.step_seconds[client_ids]
         seconds = jnp.where(is_client, times.exchange_seconds[client_ids] + seconds, 0.0)
-        if times.most_steps is not None:
-            reports = reports & (steps <= times.most_steps[client_ids])
     else:
         assert devices is not None
         limit = devices.time_budget

@@ -20,7 +20,13 @@ import numpy as np
 
 from fedjax_lab.checks import KNOWN, LARGEST_INT, check_choice, check_counts, check_int, is_traced
 from fedjax_lab.data.client_sampling import SAMPLINGS, CohortSampler, own_cohort, sample_cohort
-from fedjax_lab.data.clock import Devices, check_devices, first_to_finish, steps_taken
+from fedjax_lab.data.clock import (
+    Devices,
+    check_devices,
+    first_to_finish,
+    in_time,
+    steps_taken,
+)
 from fedjax_lab.data.dtypes import to_device
 from fedjax_lab.data.example_order import WORDS, shuffled
 from fedjax_lab.data.federated import FederatedArrays, PartitionInfo
@@ -268,21 +274,15 @@ class Schedule(NamedTuple):
         num_steps = _planned(self, clients, work, ids)
         seconds = None
         if devices is not None or times is not None:
-            planned = jnp.asarray(work.num_steps if num_steps is None else num_steps, jnp.int32)
-            steps = planned = jnp.broadcast_to(planned, ids.shape)
-            if devices is not None:
-                steps = steps_taken(devices, keys.run, round, ids, planned, work.num_steps)
+            planned, steps = self._steps(clients, work, keys.run, round, ids)
             ids, steps, seconds, participates, spent = first_to_finish(
                 devices, times, keys, ids, planned, steps, clients.num_clients, slots
             )
             measured = {**measured, **spent}
             if num_steps is not None or devices is not None:
                 num_steps = steps
-        if expected is not None and devices is not None:
-            expected = expected * (1 - devices.dropout)
-        if expected is not None and clients.local_steps is not None:  # with 0, none takes part
-            takes_part = (clients.local_steps > 0) & (clients.sizes > 0)
-            expected = expected * takes_part.sum() / clients.num_available
+        if expected is not None:
+            expected = expected * self._able(clients, work, keys.run, round)
         holders = ids
         if has_empty_slots:  # a padded slot reads what a client of the cohort does, or anyone
             someone = 0 if clients.nonempty is None else clients.nonempty[0]
@@ -316,6 +316,34 @@ class Schedule(NamedTuple):
             measured=measured or None,
             constants=clients.constants,
         )
+
+    def _steps(
+        self,
+        clients: FederatedArrays,
+        work: "_Work",
+        key: Key,
+        round: jax.Array,
+        ids: jax.Array,
+    ) -> tuple[jax.Array, jax.Array]:
+        """Compute the local steps that the schedule asks for and those taken, int32 [S] each."""
+        planned = _planned(self, clients, work, ids)
+        planned = jnp.asarray(work.num_steps if planned is None else planned, jnp.int32)
+        planned = jnp.broadcast_to(planned, ids.shape)
+        if self.devices is None:
+            return planned, planned
+        return planned, steps_taken(self.devices, key, round, ids, planned, work.num_steps)
+
+    def _able(
+        self, clients: FederatedArrays, work: "_Work", key: Key, round: jax.Array
+    ) -> jax.Array | float:
+        """Compute the expected share of the clients with data that can take part in a round."""
+        if clients.local_steps is None and clients.times is None and self.devices is None:
+            return 1.0
+        everyone = jnp.arange(clients.num_clients, dtype=jnp.int32)
+        ids = everyone if clients.nonempty is None else clients.nonempty
+        late = 1 - in_time(clients.times, ids, *self._steps(clients, work, key, round, ids))
+        dropout = 0.0 if self.devices is None else self.devices.dropout
+        return (1 - late.mean()) * (1 - dropout)  # exactly 1 if all can
 
     def with_gradients(self, count: int) -> "Schedule":
         """Return the schedule whose devices take longer for a local step.

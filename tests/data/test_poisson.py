@@ -1,5 +1,7 @@
 """Poisson cohorts: binomial sizes, independent clients, a function of seed, round and client."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -96,16 +98,47 @@ def test_batches_have_padded_slots():
     assert everybody.expected_size is None
 
 
-def test_clients_without_local_steps_are_not_expected():
-    sizes, steps = np.where(np.arange(N) < 10, 0, 4), np.where(np.arange(N) < 40, 2, 0)
-    clients, key = federation(sizes), jax.random.key(0)
+class OddRoundsOnly(data.Devices):
+    """Clients with odd numbers take no step in even rounds."""
+
+    def local_steps(self, key, round, client_ids, planned):
+        return jnp.where((client_ids + round) % 2, planned, 0)
+
+
+BUDGET = data.Devices(step_time_spread=1.0, time_budget=1.0)
+UNABLE = {  # devices, seconds of a step, the clients of a round that can finish a local step
+    "local_steps": (None, None, lambda t: np.arange(N) < 40),
+    "budget": (BUDGET, None, lambda t: SECONDS <= 1),
+    "dropout": (dataclasses.replace(BUDGET, dropout=0.5), None, lambda t: SECONDS <= 1),
+    "own_class": (OddRoundsOnly(), None, lambda t: (np.arange(N) + t) % 2 == 1),
+    "deadline": (None, np.linspace(0.5, 2, N), lambda t: np.linspace(0.5, 2, N) * 2 <= 3),
+}
+SECONDS = np.asarray(BUDGET.step_seconds(jax.random.key(0), jnp.arange(N)))
+
+
+@pytest.mark.parametrize("case", UNABLE)
+def test_clients_that_can_finish_no_step_are_not_expected(case):
+    devices, seconds, able = UNABLE[case]
+    clients, key = federation(np.where(np.arange(N) < 10, 0, 4)), jax.random.key(0)
+    if seconds is not None:
+        times = data.ClientTimes(step_seconds=seconds, deadline=3.0)
+        clients = dataclasses.replace(clients, times=times.resolve(N, 0, 0))
+    steps = np.where(np.arange(N) < 40, 2, 0) if case == "local_steps" else 2
     settings = {"cohort_size": EXPECTED, "batch_size": 2, "sampling": "poisson"}
-    came = []
-    for t in range(200):
-        batch = data.draw_batch(clients, key, t, local_steps=steps, **settings)
-        came.append((np.asarray(batch.participates) & (np.asarray(batch.num_steps) > 0)).sum())
-    assert batch.expected_size == pytest.approx(EXPECTED * 30 / 50)
-    assert abs(np.mean(came) - EXPECTED * 30 / 50) < 0.7  # four standard errors
+    rounds, fails = np.arange(200), 0.5 * (case == "dropout")
+
+    @jax.jit
+    @jax.vmap
+    def draw(t):
+        batch = data.draw_batch(clients, key, t, local_steps=steps, devices=devices, **settings)
+        took = batch.participates & (True if batch.num_steps is None else batch.num_steps > 0)
+        return took.sum(), batch.expected_size
+
+    came, found = draw(rounds)
+    expected = [able(t)[10:].sum() * EXPECTED / 50 * (1 - fails) for t in rounds]
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
+    assert 1 < np.mean(expected) < EXPECTED - 1
+    assert abs(np.mean(came) - np.mean(expected)) < 0.7  # four standard errors
 
 
 def test_all_clients_when_all_are_expected():
