@@ -396,7 +396,7 @@ def steps_taken(
       devices: the clients' devices; a subclass may compute the steps.
       key: the run's key.
       round: int32 scalar, counted from 0.
-      client_ids: int32 [S].
+      client_ids: int32 [S], by which ``devices`` know the clients.
       planned: int32 [S], the steps that the schedule asks for.
       most: K, the largest number of steps.
 
@@ -439,6 +439,7 @@ def first_to_finish(
     times: RoundTimes | None,
     keys: RoundKeys,
     client_ids: jax.Array,
+    known: jax.Array,
     planned: jax.Array,
     steps: jax.Array,
     num_clients: int,
@@ -455,6 +456,7 @@ def first_to_finish(
       times: the seconds of steps and messages; None: messages take no time.
       keys: keys of the round.
       client_ids: int32 [S'], distinct; N in padded places.
+      known: int32 [S'], the ids by which ``devices`` know the clients.
       planned: int32 [S'], the steps that the schedule asks for; the server waits for no client
         that is asked for none.
       steps: int32 [S'], the local steps K_i.
@@ -468,7 +470,7 @@ def first_to_finish(
     """
     is_client = (client_ids < num_clients) & (planned > 0)
     reports = (client_ids < num_clients) & in_time(times, client_ids, planned, steps)
-    if devices is not None and (alive := devices.reports(keys.dropout, client_ids)) is not None:
+    if devices is not None and (alive := devices.reports(keys.dropout, known)) is not None:
         reports = reports & alive
     if times is not None:
         limit = times.deadline
@@ -477,7 +479,7 @@ def first_to_finish(
     else:
         assert devices is not None
         limit = devices.time_budget
-        seconds = steps * devices.step_seconds(keys.run, client_ids)
+        seconds = steps * devices.step_seconds(keys.run, known)
         if limit is not None:  # a client that finishes no step is done at the end
             seconds = jnp.where(steps > 0, jnp.minimum(seconds, limit), limit)
     is_enough = reports.sum() >= jnp.minimum(is_client.sum(), slots)

@@ -276,7 +276,15 @@ class Schedule(NamedTuple):
         if devices is not None or times is not None:
             planned, steps = self._steps(clients, work, keys.run, round, ids)
             ids, steps, seconds, participates, spent = first_to_finish(
-                devices, times, keys, ids, planned, steps, clients.num_clients, slots
+                devices,
+                times,
+                keys,
+                ids,
+                _known(clients, ids),
+                planned,
+                steps,
+                clients.num_clients,
+                slots,
             )
             measured = {**measured, **spent}
             if num_steps is not None or devices is not None:
@@ -331,7 +339,8 @@ class Schedule(NamedTuple):
         planned = jnp.broadcast_to(planned, ids.shape)
         if self.devices is None:
             return planned, planned
-        return planned, steps_taken(self.devices, key, round, ids, planned, work.num_steps)
+        known = _known(clients, ids)
+        return planned, steps_taken(self.devices, key, round, known, planned, work.num_steps)
 
     def _able(
         self, clients: FederatedArrays, work: "_Work", key: Key, round: jax.Array
@@ -472,6 +481,11 @@ def _drawn(schedule: Schedule, clients, key, round, ids) -> CohortBatch:
 @jax.jit
 def _cohort_key(key: Key, round: jax.Array) -> Key:
     return round_keys(compact(threefry(key)), round).cohort
+
+
+def _known(clients: FederatedArrays, ids: jax.Array) -> jax.Array:
+    """Return the ids by which ``Devices`` know clients."""
+    return ids if clients.numbers is None else clients.numbers[ids]
 
 
 class _Work(NamedTuple):

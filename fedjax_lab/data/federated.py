@@ -71,6 +71,8 @@ class FederatedArrays:
       local_steps: int32 [N], the local steps of each client, set by ``simulate(local_steps=...)``
         and ``simulate(local_epochs=...)`` with arrays; None: the schedule determines them.
       constants: pytree [N, ...], set by ``simulate(client_constants=...)``; () if there are none.
+      numbers: int32 [N], the ids by which ``simulate(devices=...)`` knows the clients, set by
+        ``tune(hold_out="clients")``; None: their ids here.
     """
 
     examples: Any
@@ -90,6 +92,7 @@ class FederatedArrays:
     )
     local_steps: jax.Array | None = None
     constants: Any = ()
+    numbers: jax.Array | None = None
 
     @property
     def num_available(self) -> int:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Unpack
 
+import jax.numpy as jnp
 import numpy as np
 
 from fedjax_lab.checks import check_choice, check_int, warn
@@ -18,7 +19,7 @@ from fedjax_lab.data import ClientTimes, FederatedArrays, split_clients, split_e
 from fedjax_lab.data.client_sampling import check_cohorts
 from fedjax_lab.data.clients import held_out_clients
 from fedjax_lab.data.cohort import Schedule, ScheduleOptions, scheduled
-from fedjax_lab.data.streams import check_resident
+from fedjax_lab.data.streams import check_resident, replace_index
 from fedjax_lab.machine.keys import seeded
 from fedjax_lab.machine.program_cache import keep_by_default
 from fedjax_lab.round import Algorithm, check_algorithm
@@ -102,7 +103,8 @@ def tune(
         those at the middle of its space.
       validation: share of each client's examples (with ``hold_out="clients"``, of the clients) that
         is held out for validation; or a separate federation.
-      hold_out: what to hold out, "examples" or "clients".
+      hold_out: what to hold out, "examples" or "clients". With "clients", the others are numbered
+        anew; what ``devices``, ``times`` and arrays [N] say of a client still holds for it.
       budget: number of initial points of the method with the most gradients in a local step; other
         methods get more points for the same number of gradients.
       finalists: number of points of each method that run to the end, with all seeds.
@@ -180,6 +182,7 @@ def tune(
                 "returns numbers: use hold_out='examples', or give a federation as validation."
             )
         how = how.of_clients(seen, clients.num_clients)
+        train = replace_index(train, numbers=jnp.asarray(seen, jnp.int32))
         times = times.take(seen, clients.num_clients) if isinstance(times, ClientTimes) else times
     how, train = how.bind(train)
     counts = _counts(firsts, score, params, held.examples)

@@ -76,7 +76,7 @@ def test_the_server_waits_for_clients_that_fail_only_if_there_is_a_budget():
     keys = round_keys(KEY, 0)
     for budget in (None, 60.0):
         devices = Devices(time_budget=budget, step_time=0.5, dropout=0.5)
-        *_, reports, measured = first_to_finish(devices, None, keys, ids, taken, taken, 64, 64)
+        *_, reports, measured = first_to_finish(devices, None, keys, ids, ids, taken, taken, 64, 64)
         came = np.asarray(devices.reports(keys.dropout, ids))
         np.testing.assert_array_equal(reports, came)
         assert 0 < came.sum() < 64

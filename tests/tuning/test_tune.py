@@ -10,6 +10,7 @@ import pytest
 
 from fedjax_lab import algorithms, data, models, simulate, tune, with_dp
 from fedjax_lab.data import ClientTimes
+from fedjax_lab.machine.keys import seeded
 from fedjax_lab.tuning import search_log
 from fedjax_lab.tuning.score import evaluation_key
 from fedjax_lab.tuning.space import Range, Values, read_space, spread
@@ -112,6 +113,33 @@ def test_times_of_held_out_clients_are_held_out():
         search({"fedavg": FEDAVG}, {"client_lr": [0.1]}, times=ClientTimes(np.ones(3)))
     with pytest.raises(TypeError, match=r"times is dict; it must be a data\.ClientTimes"):
         search({"fedavg": FEDAVG}, {"client_lr": [0.1]}, times={})
+
+
+class StepsOfClients(data.Devices):
+    """Devices of one's own, with a number of local steps for each client."""
+
+    def local_steps(self, key, round, client_ids, planned):
+        return jnp.asarray(STEPS)[client_ids]
+
+
+STEPS = np.array([1, 4, 1, 4, 2, 2, 3, 1])
+SLOW_DEVICES = data.Devices(step_time_spread=2.0, time_budget=4.0)
+SPEEDS = SLOW_DEVICES.step_seconds(seeded(0), jnp.arange(N))  # those of seed 0
+IN_TIME = np.minimum(4 // np.asarray(SPEEDS), 4).astype(int)
+
+
+@pytest.mark.methods
+@pytest.mark.parametrize(
+    ("devices", "steps"), [(StepsOfClients(), STEPS), (SLOW_DEVICES, IN_TIME)], ids=["own", "slow"]
+)
+def test_devices_know_clients_by_their_own_numbers(devices, steps):
+    """The same search with an array of local steps, of which each client keeps its entry."""
+    more = {"budget": 1, "finalists": 1, "seeds": (0,), "hold_out": "clients", "rounds": 2}
+    points = {"fedavg": FEDAVG}, {"client_lr": [0.1]}
+    assert len(set(steps)) > 2
+    found = search(*points, **more, local_steps=4, devices=devices)
+    by_array = search(*points, **more, local_steps=steps)
+    assert [x.score for x in found.trials] == pytest.approx([x.score for x in by_array.trials])
 
 
 @pytest.mark.methods
