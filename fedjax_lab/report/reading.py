@@ -17,6 +17,7 @@ _OPTIONAL = {
     **dict.fromkeys(("run_config.option", "run_config.model_option"), dict),
     **dict.fromkeys(_TEXTS, str | None),
     **dict.fromkeys(("num_clients", "run_config.init_seed"), int | None),
+    "client_metrics": list | None,
 }
 _OF_CLIENTS = ("client_test_accuracy", "client_test_mean_squared_error", "client_test_examples")
 _OF_SUMMARY = {

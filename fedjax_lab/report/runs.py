@@ -42,6 +42,7 @@ _NO_SETTING = {
     *("algorithm", "hyperparameters", "partition", "run_config", "data", "versions", "content"),
     *("seed", "partition_seed", "init_seed", "option", "model_option", "num_params"),
     *("asked", "functions", "devices", "num_devices", "personal_models"),
+    "client_metrics",
 }
 _OF_ATTACK = ("attack", "attack_share", "attack_strength", "attack_seed")
 _LONG = 48  # characters of differing settings that fit into a label
@@ -198,7 +199,7 @@ def _load(path: Path) -> Run:
     config, rows = read_run(path)
     if not rows and not _has_diverged(path):
         raise ValueError(f"{path} has no evaluation yet: {METRICS} is empty or missing.")
-    rows = rows or [_no_score(config)]
+    rows = [_without_training_scores(row, config) for row in rows] or [_no_score(config)]
     beside: dict[int, dict[str, Any]] = {}
     for row in (*read_rows(path / TIMES), *read_rows(path / CLIENTS)):
         beside.setdefault(row["round"], {}).update(row)
@@ -228,6 +229,12 @@ def _no_score(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the row of a run that diverged before its first evaluation."""
     metric = ERROR if "outputs" in config.get("data", {}) else ACCURACY
     return {"round": 0, "loss": None, metric: None, **dict.fromkeys(_COUNTS, 0)}
+
+
+def _without_training_scores(row: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, Any]:
+    """Leave out metrics of local steps that are called like a score of test examples."""
+    taken = {name for name in config.get("client_metrics", ()) if name.startswith(_SCORES)}
+    return {name: value for name, value in row.items() if name not in taken}
 
 
 def _without_scores(row: Mapping[str, Any]) -> dict[str, Any]:

@@ -118,6 +118,7 @@ def metric_of(runs: Iterable[Run]) -> str:
 def tell_unknown_scores(runs: Sequence[Run]) -> None:
     """Warn if runs have scores, but none by which they could be ranked."""
     rows = {name for run in runs for row in run.rows for name in row}
+    rows |= {name for run in runs for name in run.config.get("client_metrics", ())}
     own = sorted(name for name in rows - OWN_METRICS if not name.startswith("client_"))
     if own and not metric_of(runs):
         warn(

@@ -10,6 +10,7 @@ import jax
 import numpy as np
 
 from fedjax_lab.checks import warn
+from fedjax_lab.clients.metrics import is_reserved
 from fedjax_lab.data.cohort import Schedule
 from fedjax_lab.descriptions import ARRAY, describe
 from fedjax_lab.simulation.chunks import Chunks
@@ -161,8 +162,10 @@ def with_program(entries: Row, run: Computation, place: Placement, chunks: Chunk
     """
     recorded = {**entries, **place.record()}
     if "content" in recorded:
-        program = hash_program(chunks.lower(run.eval_every))
-        recorded["content"] = {**recorded["content"], "program": program}
+        program = chunks.lower(run.eval_every)
+        recorded["content"] = {**recorded["content"], "program": hash_program(program)}
+        if names := sorted(name for name in program.out_info[1] if not is_reserved(name)):
+            recorded["client_metrics"] = names
         place.processes.agree({"content": recorded["content"]})
     return recorded
 

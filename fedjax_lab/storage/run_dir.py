@@ -223,7 +223,7 @@ def _on_any_machine(config: Mapping[str, Any]) -> dict[str, Any]:
         kept["client_store"] = "device"
     kept |= kept.pop("asked", {})  # of "auto", what it came to is up to the devices, too
     # To be read; the program and other entries have what they compute.
-    for name in ("functions", "personal_models", "arrays"):
+    for name in ("functions", "personal_models", "arrays", "client_metrics"):
         kept.pop(name, None)
     if isinstance(data := kept.get("data"), dict):  # its ``table`` is to be read, too
         kept["data"] = {name: value for name, value in data.items() if name != "table"}

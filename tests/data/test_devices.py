@@ -57,7 +57,7 @@ def test_round_seconds():
     @jax.jit
     def run(taken, num_clients):
         def wait(devices, n, taken=taken, num_clients=3):
-            each = ids[:n], jnp.full_like(taken, 12)[:n], taken[:n]
+            each = ids[:n], ids[:n], jnp.full_like(taken, 12)[:n], taken[:n]
             *_, measured = first_to_finish(devices, None, keys, *each, num_clients, n)
             return measured["round_seconds"]
 

@@ -12,7 +12,7 @@ import numpy as np
 import optax
 import pytest
 
-from fedjax_lab import algorithms, build_round, data, simulate, sweep, with_dp
+from fedjax_lab import algorithms, build_round, data, report, simulate, sweep, with_dp
 from fedjax_lab.clients.metrics import OWN_METRICS
 from fedjax_lab.data.cohort import Schedule
 from fedjax_lab.recipes.control_error import build_control_error
@@ -96,6 +96,22 @@ def test_a_run_with_them_is_resumed(tmp_path):
         grown = run(algorithm, rounds=rounds, run_dir=tmp_path)
     assert_same_bits(whole.state, grown.state)
     assert whole.history == grown.history
+
+
+@pytest.mark.methods
+def test_a_report_does_not_rank_by_them(tmp_path):
+    """``accuracy`` of a loss is that of training examples, as ``run.history`` still has it."""
+
+    def loss(params, examples, key):
+        losses = loss_fn(params, examples, key)
+        return losses, {"accuracy": losses < 1, "test_loss": losses}
+
+    result = run(algorithms.fedavg(loss, client_lr=0.3), rounds=4, run_dir=tmp_path)
+    assert 0 < result.history[-1]["accuracy"] <= 1
+    with pytest.warns(UserWarning, match="no run has .* The rows have accuracy, norm, test_loss: "):
+        path = report.write_report([tmp_path], tmp_path / "report")
+    assert not (path.parent / "accuracy.png").exists()
+    assert "test loss" not in path.read_text()
 
 
 @pytest.mark.methods
