@@ -125,8 +125,9 @@ def sweep(
       max_bytes: memory of one device that the program may use; None: most of the device.
       run_dir: directory for rows and checkpoints. None: nothing is written.
       stop_when: function of a row of a run, as in ``simulate``. If it returns a true value, this
-        run ends, and the others go on. A run that is over keeps its last values: its later
-        evaluations in ``history`` repeat them, and ``params`` has its model. It stays over if
+        run ends, and the others go on; so does a run that diverged. A run that is over keeps its
+        last values: its later evaluations in ``history`` repeat them, and ``params`` has its
+        model. A resumed sweep calls the function with all earlier rows. A run stays over if
         ``run_dir`` is continued, even with another ``stop_when``; where all runs of the same
         compiled program ended together, they go on with ``stop_when`` as it is then.
       progress: show progress on stderr.
@@ -275,7 +276,7 @@ def _result(
             lambda *parts: _all_runs(parts, shape), *(each.params for each in done)
         ),
         diverged=diverged.reshape(shape),
-        stopped=(is_over & (lengths < columns)).reshape(shape),
+        stopped=(is_over & ~diverged & (lengths < columns)).reshape(shape),
         seconds=sum(each.seconds for each in done),
         compile_seconds=max(each.compile_seconds for each in done),
         interrupted=bool((~is_over & (lengths < expected)).any()),

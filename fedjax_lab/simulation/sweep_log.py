@@ -153,16 +153,20 @@ class GroupLog:
         self._rows, (seconds, self._compiled_before) = self._log.resume(program)
         diverged = dict.fromkeys(numbers, False)
         rows: dict[int, list[Row]] = {number: [] for number in numbers}
+        earlier = []
         for row in self._rows:
             metrics = {name: row[name] for name in row if name not in _OF_RUN}
             rows[row["run"]].append(metrics)
             diverged[row["run"]] = bool(row["diverged"])
+            if not row["diverged"]:
+                earlier.append((numbers.index(row["run"]), metrics))
         for number, of_run in rows.items():
             histories[number].go_on_from(of_run)
         self._began = time.perf_counter() - seconds - program.compile_seconds
         self._measure(program)
         of_group = [histories[number] for number in numbers]
-        return RunGroup(of_group, watch, self._log.saved, list(diverged.values()), stop_when)
+        marks = list(diverged.values())
+        return RunGroup(of_group, watch, self._log.saved, marks, stop_when, earlier)
 
     def enter(self, rows: Mapping[int, Row], group: RunGroup, program: Program) -> None:
         """Append the rows of an evaluation."""

@@ -189,11 +189,12 @@ class Program:
         Args:
           first: number of the first round.
           length: rounds.
-          goes_on: bool [count], which runs do; with ``may_end``, the others stay as they are.
+          goes_on: bool [count], which runs do; the others stay as they are.
 
         Returns:
           (metrics [count, length], scores [count], bool [count]: whether the models are finite).
         """
+        self._may_end = self._may_end or not goes_on.all()  # some ended in an earlier call
         if self._may_end:
             self._active = self._place.divided(jnp.asarray(goes_on[self._places]))
         rounds = self._chunk(first, length)
@@ -236,7 +237,7 @@ class Program:
 
     def _chunk(self, first, length):
         rounds = functools.partial(self.advance_runs, length)
-        return self._compile(length, rounds, (0,), *self._arguments(first))
+        return self._compile((length, self._may_end), rounds, (0,), *self._arguments(first))
 
     def _compile(self, name, function, donated, *arguments):
         if name not in self._compiled:
@@ -337,12 +338,15 @@ class RunGroup:
       round: finished rounds.
       diverged: bool [runs], which of them diverged before.
       stop_when: as in ``sweep``.
+      earlier: (place of a run, its row) of earlier calls, in order, without diverged runs' rows;
+        ``stop_when`` gets all of them, and the answers to the last ones count.
 
     Attributes:
       histories: of the runs.
       round: finished rounds.
       diverged: bool [runs], which of them diverged.
-      is_over: bool [runs], which of them ``stop_when`` has ended.
+      is_over: bool [runs], which of them have ended: by ``stop_when``, or, if there is such a
+        function, because they diverged.
     """
 
     def __init__(
@@ -352,13 +356,16 @@ class RunGroup:
         round: int = 0,
         diverged: Any = False,
         stop_when: Callable[[Row], Any] | None = None,
+        earlier: Sequence[tuple[int, Row]] = (),
     ):
         self.histories, self.round = histories, round
         self._watch, self._stop_when = watch, stop_when
         self.diverged = watch.diverged = np.broadcast_to(diverged, len(histories))
-        last = {place: h.rows[-1] for place, h in enumerate(histories) if h.rows}
-        self.is_over = np.array([h.rows != [] and h.rows[-1]["round"] < round for h in histories])
-        self._ask(last)
+        was_over = np.array([h.rows != [] and h.rows[-1]["round"] < round for h in histories])
+        self.is_over = was_over | (self.diverged & (stop_when is not None))
+        for place, row in earlier:
+            enough = is_enough(stop_when, row)
+            self.is_over[place] |= enough and row["round"] == round
 
     def advance(self, program: Program, rounds: int, eval_every: int) -> Iterator[dict[int, Row]]:
         """Run chunks of rounds; yields after each {place of a run: its row}, without those over.
@@ -396,10 +403,10 @@ class RunGroup:
         return self.histories[place].enter(self.round, of_run, numbers)
 
     def _ask(self, rows: Mapping[int, Row]) -> None:
-        """End the runs of which ``stop_when`` says so."""
-        for place, row in rows.items():
-            if not (self.is_over[place] or self.diverged[place]):
-                self.is_over[place] = is_enough(self._stop_when, row)
+        """End the runs of which ``stop_when`` says so, and those that diverged."""
+        if self._stop_when is not None:
+            for place, row in rows.items():
+                self.is_over[place] = self.diverged[place] or is_enough(self._stop_when, row)
 
 
 def _as_arrays(point: Point) -> dict[str, jax.Array]:

@@ -494,3 +494,52 @@ def test_a_run_that_is_over_keeps_its_last_values(run_map, tmp_path):
     longer = run(rounds=6, stop_when=lambda row: True, run_dir=tmp_path, **options)
     assert longer.rounds.tolist() == [1, 2, 3, 4]  # now all are over
     assert not longer.interrupted
+    longer = run(rounds=6, run_dir=tmp_path, **options)
+    assert longer.stopped.tolist() == [[True], [False]]
+    np.testing.assert_array_equal(longer.params["w"][0, 0], result.params["w"][0, 0])
+
+
+def test_a_resumed_sweep_asks_with_all_rows(tmp_path):
+    """As ``simulate`` does, so that a function may count, or look at the best row so far."""
+    options = {"evaluate": scored, "eval_every": 1, "run_map": "scan"}
+
+    def asked(calls):
+        rows = []
+
+        def stop_when(row):
+            rows.append(row)
+            return row["round"] == 3 and row["client_lr"] < 0.2
+
+        for rounds in calls:
+            rows.clear()
+            result = run(
+                rounds=rounds, stop_when=stop_when, run_dir=tmp_path / str(len(calls)), **options
+            )
+        return result, rows
+
+    (whole, rows), (resumed, again) = asked([5]), asked([2, 4, 5])
+    assert len(rows) == 2 * 3 + 2 * 5
+    assert again == rows
+    assert_equal_results(resumed, whole)
+
+
+def test_a_group_whose_runs_diverged_or_are_over_ends(monkeypatch):
+    advanced = []
+    advance = sweep_program.Program.advance
+
+    def noted(self, first, length, goes_on):
+        advanced.append((first, goes_on.tolist()))
+        return advance(self, first, length, goes_on)
+
+    monkeypatch.setattr(sweep_program.Program, "advance", noted)
+    points = [SPOILT["gradients are not finite"], SPOILT["none"]]
+    result = run(
+        diverging, points=points, seeds=(5,), rounds=6, eval_every=1, evaluate=scored,
+        run_map="scan", on_nonfinite="exclude", stop_when=lambda row: row["round"] == 3,
+    )  # fmt: skip
+    assert advanced == [(0, [True, True]), (1, [False, True]), (2, [False, True])]
+    assert result.diverged.tolist() == [[True], [False]]
+    assert not result.stopped.any()
+    assert not result.interrupted
+    assert result.rounds.tolist() == [1, 2, 3]
+    assert np.isnan(result.history["size"][0, 0]).all()
