@@ -43,7 +43,10 @@ class Evaluators(NamedTuple):
         values = _scores("evaluate", self.evaluate, chunks.params, taken, _copied)
         if self.diagnose is None:
             return values
-        return values | _scores("diagnose", self.diagnose, chunks.whole_state(), {*taken, *values})
+        state = chunks.whole_state()
+        # No copy of the clients' rows, which may be most of the memory.
+        state = state._replace(server=jax.tree.map(_copied, state.server))
+        return values | _scores("diagnose", self.diagnose, state, {*taken, *values})
 
     def of_clients(self, chunks: Chunks, run_progress: RunProgress) -> Row | None:
         """Compute what ``score_clients`` says of the global model, whose time is not counted.

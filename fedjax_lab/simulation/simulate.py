@@ -114,8 +114,9 @@ def simulate(
       seed: seed of client sampling, mini-batches and everything random inside a round.
       evaluate: params -> dict of numbers or arrays. It may keep the params.
       diagnose: state -> dict of numbers or arrays, called with each evaluation; such as
-        ``build_control_error`` of the recipe ``control_error`` returns. Of the state it must copy
-        what it keeps: the next rounds take its memory.
+        ``build_control_error`` of the recipe ``control_error`` returns. It may keep
+        ``state.server``. Of ``state.clients`` it must copy what it keeps: the next rounds take this
+        memory.
       eval_every: rounds between evaluations, which are also the compiled chunks.
       client_map: how clients are mapped to devices; see ``fedjax_lab.clients.mapping``. "auto" lets
         the planner choose. "measure" times its two best plans for a few rounds each and remembers

@@ -2,6 +2,7 @@
 
 import functools
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -63,6 +64,17 @@ def test_the_model_that_evaluate_keeps_is_that_of_its_round(client_map):
     for rounds, params in enumerate(kept, start=1):
         shorter = run(FEDAVG, rounds=rounds, eval_every=1, client_map=client_map)
         np.testing.assert_array_equal(params["w"], shorter.params["w"])
+
+
+@pytest.mark.parametrize("client_map", ["vmap", "shard_map"])
+def test_the_server_that_diagnose_keeps_is_that_of_its_round(client_map):
+    kept = []
+    algorithm = algorithms.scaffold(loss_fn, client_lr=0.1)
+    options = {"eval_every": 1, "client_map": client_map}
+    run(algorithm, rounds=4, diagnose=lambda state: kept.append(state.server) or {}, **options)
+    for rounds, server in enumerate(kept, start=1):
+        state = run(algorithm, rounds=rounds, **options).state
+        jax.tree.map(np.testing.assert_array_equal, server, state.server)
 
 
 def test_scores_cannot_reach_into_the_run():
