@@ -108,6 +108,12 @@ def masked(transform):
     return run(algorithm=fedavg(step_transform=optax.masked(transform, {"w": True})))
 
 
+def two_optimizers(name):
+    """Clients whose leaves have an optimizer each, with a learning rate."""
+    both = optax.multi_transform({"a": optax.adam(0.1), "b": optax.scale(5.0)}, {"w": "a"})
+    return run(algorithm=fedavg(**{name: both}))
+
+
 def drawn(sampler):
     return run(sample_cohort=sampler)
 
@@ -330,6 +336,10 @@ DATA = [
 
 SIGNS_AND_SCHEDULES = [
     (lambda: masked(optax.adam(0.1)), ["changes the sign", "optax.scale_by_adam()"]),
+    *(
+        (lambda name=name: two_optimizers(name), [f"{name} changes the sign of w", "optax.scale("])
+        for name in ("gradient_transform", "step_transform")
+    ),
     (lambda: masked(optax.chain(optax.trace(0.9), optax.scale(-1.0))), ["changes the sign"]),
     (
         lambda: A.fedopt(loss, client_lr=0.1, server_optimizer=optax.scale_by_adam()),

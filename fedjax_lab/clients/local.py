@@ -77,7 +77,10 @@ class StepReport(NamedTuple):
 
 
 def initial_state(
-    transform: optax.GradientTransformation | None, params: Params, key: Key
+    transform: optax.GradientTransformation | None,
+    params: Params,
+    key: Key,
+    name: str = "step_transform",
 ) -> PyTree:
     """Initialise a client's state of a transformation; () without one.
 
@@ -88,6 +91,7 @@ def initial_state(
       transform: optax transformation.
       params: the local params before the first step.
       key: the client's key of the round.
+      name: the argument that it was given as.
 
     Raises:
       ValueError: it turns some leaves round, as an optimizer inside ``optax.masked`` does.
@@ -95,7 +99,7 @@ def initial_state(
     if transform is None:
         return ()
     state = transform.init(params)
-    check_leaves(transform, params, state)
+    check_leaves(name, transform, params, state)
     if not any(map(is_key, jax.tree.leaves(state))):
         return state
     own = jax.random.bits(fold_in(key, _TRANSFORM))
@@ -144,7 +148,7 @@ class Gradient:
         Raises:
           ValueError: as ``initial_state``.
         """
-        return initial_state(self.transform, params, key)
+        return initial_state(self.transform, params, key, "gradient_transform")
 
     def __call__(self, params: Params, step: Step) -> tuple[PyTree, StepReport]:
         """Compute (gradient of the step's mean loss at ``params``, report)."""

@@ -10,9 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from fedjax_lab import tree
 from fedjax_lab.checks import is_traced
 from fedjax_lab.types import Params, PyTree
 
+_NAMED = 5  # leaves in an error
 _VECTOR = 64  # entries, all of which noise would hardly turn
 _OF_LEAVES = (optax.MaskedState, optax.PartitionState)
 
@@ -26,10 +28,13 @@ def direction(transform: Any) -> int | None:
     return None if found is None else found[0]
 
 
-def check_leaves(transform: optax.GradientTransformation, params: Params, state: PyTree) -> None:
+def check_leaves(
+    name: str, transform: optax.GradientTransformation, params: Params, state: PyTree
+) -> None:
     """Refuse a transformation of single leaves, such as ``optax.masked``, that turns one round.
 
     Args:
+      name: the argument that it was given as.
       transform: optax transformation, of which ``direction`` says nothing.
       params: of the structure that it is made for; only numbers of axes count.
       state: its state for them.
@@ -41,12 +46,17 @@ def check_leaves(transform: optax.GradientTransformation, params: Params, state:
     if not any(isinstance(p, _OF_LEAVES) for p in parts) and direction(transform) is not None:
         return
     probes = jax.tree.map(lambda leaf: jnp.zeros([_VECTOR, *[2] * (leaf.ndim - 1)]), params)
-    if -1 in (_directions(transform, probes) or ()):
+    paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(params)]
+    found = _directions(transform, probes) or [0] * len(paths)
+    turned = [tree.path_text(path) for path, way in zip(paths, found, strict=True) if way == -1]
+    if turned:
         raise ValueError(
-            "gradient_transform or step_transform changes the sign of some leaves, as optax.adam "
-            "and optax.sgd do inside optax.masked or optax.multi_transform. Clients subtract its "
-            "result times client_lr: use transformations without a learning rate, such as "
-            "optax.scale_by_adam()."
+            f"{name} changes the sign of {', '.join(turned[:_NAMED])}"
+            f"{' and other leaves' * (len(turned) > _NAMED)}, as optax.adam(...) and optax.sgd(...) "
+            "do inside optax.multi_transform or optax.masked. Clients subtract its result times "
+            "client_lr: put transformations without a learning rate inside, such as "
+            "optax.scale_by_adam(). optax.chain(optax.scale_by_adam(), optax.scale(5.0)) has five "
+            "times client_lr."
         )
 
 
