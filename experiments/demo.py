@@ -60,7 +60,11 @@ def run_methods(algorithms: Sequence[str], folder: Path, rounds: int) -> None:
                 checkpoint_every=rounds,
                 run_dir=str(directory_of(folder, algorithm, seed)),
             )
-            if run(config, progress=False).interrupted:
+            try:
+                stopped = run(config, progress=False).interrupted
+            except KeyboardInterrupt:  # the signal came in the last chunk of the run before
+                stopped = True
+            if stopped:
                 sys.exit(1)
 
 

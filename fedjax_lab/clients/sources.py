@@ -83,13 +83,15 @@ def on_any_device(values: PyTree) -> PyTree:
     """Return a new tree of arrays that JAX may use together with those of any device.
 
     Args:
-      values: pytree of arrays. Those that devices divide stay as they are, also where several
-        processes run.
+      values: pytree of arrays. If devices divide one of them, or several processes run, all stay
+        as they are.
     """
-    is_alone = jax.device_count() == 1 or jax.process_count() > 1
+    bound = [leaf for leaf in jax.tree.leaves(values) if _is_bound(leaf)]
+    stay = jax.device_count() == 1 or jax.process_count() > 1
+    stay = stay or not all(leaf.is_fully_replicated for leaf in bound)
 
     def free(leaf: Any) -> Any:
-        if is_alone or is_key(leaf) or not _is_bound(leaf) or not leaf.is_fully_replicated:
+        if stay or is_key(leaf) or not _is_bound(leaf):
             return leaf
         return jnp.asarray(np.asarray(leaf))
 

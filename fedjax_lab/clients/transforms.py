@@ -53,8 +53,8 @@ def check_leaves(
         raise ValueError(
             f"{name} changes the sign of {', '.join(turned[:_NAMED])}"
             f"{' and other leaves' * (len(turned) > _NAMED)}, as optax.adam(...) and "
-            "optax.sgd(...) do inside optax.multi_transform or optax.masked. Clients subtract its result times "
-            "client_lr: put transformations without a learning rate inside, such as "
+            "optax.sgd(...) do inside optax.multi_transform or optax.masked. Clients subtract its "
+            "result times client_lr: put transformations without a learning rate inside, such as "
             "optax.scale_by_adam(). optax.chain(optax.scale_by_adam(), optax.scale(5.0)) has five "
             "times client_lr."
         )

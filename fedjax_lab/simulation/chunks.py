@@ -85,11 +85,8 @@ class Chunks:
 
     def result(self) -> FedState:
         """Return the final state of the run."""
-        state = self._state._replace(
-            server=on_any_device(self._state.server),
-            num_clients=on_any_device(self._state.num_clients),
-            frozen=self._frozen,
-        )
+        server, count = on_any_device((self._state.server, self._state.num_clients))
+        state = self._state._replace(server=server, num_clients=count, frozen=self._frozen)
         return self._store.result(self.processes.local(state))
 
     def lower(self, length: int) -> jax.stages.Lowered:

@@ -403,10 +403,10 @@ def test_adapters_are_written_as_peft_names_them(saved):
             ({"r": 4}, r"it must be floats \[4, 24\]|it must be floats \[29, 4\]"),
             ({"r": 0}, "r is 0"),
             ({"lora_alpha": None}, "lora_alpha is None; it must be a number"),
-            ({"lora_alpha": np.nan}, "lora_alpha is nan; it must be finite"),
+            ({"lora_alpha": np.nan}, "NaN is no number of JSON"),
             ({"use_rslora": "no"}, "use_rslora is 'no'"),
             ({"lora_alpha": True}, "lora_alpha is True; it must be a number"),
-            ({"lora_alpha": 10**400}, "lora_alpha is 1000+; it must be finite"),
+            ({"lora_alpha": 10**400}, "the number 10+ is out of range"),
             *(
                 (
                     {"init_lora_weights": begin},
