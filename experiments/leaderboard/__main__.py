@@ -22,6 +22,7 @@ from experiments.leaderboard.cells import (
     RESULTS,
     SMOKE,
     Scale,
+    complete,
     declared,
     gradients_per_step,
     has_tuning,
@@ -29,7 +30,6 @@ from experiments.leaderboard.cells import (
     path_of,
     run_again,
     run_cell,
-    search_again,
     start_of,
     store,
 )
@@ -126,7 +126,7 @@ def run_task(
         if stored is None:
             cell = run_cell(task, data, method_name, method, scale, {**before, **cells})
         elif tuned:
-            cell = search_again(stored, task, data, method, scale, {**before, **cells})
+            cell = complete(stored, task, data, method, scale, {**before, **cells})
         else:
             cell = run_again(stored, task, data, method, scale)
         cells[method_name] = cell

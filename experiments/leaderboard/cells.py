@@ -143,7 +143,7 @@ def run_cell(
     cell |= {"versions": versions(), "fingerprint": None}
     cell |= _search(task, problem, name, method, scale)
     cell["processor_seconds"] = time.process_time() - began
-    return search_again(cell, task, problem, method, scale, others)
+    return complete(cell, task, problem, method, scale, others)
 
 
 class Start(NamedTuple):
@@ -189,7 +189,7 @@ def _mean(cell: Mapping[str, Any]) -> float:
     return sum(cell["validation"]) / len(cell["validation"])
 
 
-def search_again(
+def complete(
     cell: Mapping[str, Any],
     task: Task,
     problem: Problem,
@@ -197,7 +197,7 @@ def search_again(
     scale: Scale,
     others: Mapping[str, Mapping[str, Any]],
 ) -> dict[str, Any]:
-    """Repeat a search that ended below a simpler form of the method; add the final runs.
+    """Complete a tuned cell: repeat a search that ended below a simpler form; add the final runs.
 
     The better one of the two searches counts, by the scores of tuning.
 
@@ -212,10 +212,10 @@ def search_again(
     start = start_of(cell, method, others)
     if start is not None:
         again = _search(task, problem, cell["method"], method, scale, start)
-        again["tuning_gradients"] += cell.get("tuning_gradients", 0)
         found |= {"versions": versions(), "start": start._asdict()}
         found["first_search"] = {name: cell.get(name) for name in ("chosen", "validation")}
-        if cell["chosen"] is None or _mean(again) >= _mean(cell):
+        if again["chosen"] is not None and (cell["chosen"] is None or _mean(again) >= _mean(cell)):
+            again["tuning_gradients"] += cell.get("tuning_gradients", 0)
             found |= again
     found["processor_seconds"] += time.process_time() - began
     if found["chosen"] is None:

@@ -141,8 +141,9 @@ Each table has a file of settings. **Chosen** is the point that tuning chose. **
 hyperparameters whose best value is the smallest or largest one tried; a better one may lie beyond.
 **Again from**: the simpler method from which a search was repeated, because its best point scored
 lower on validation.
-**Tuning gradients**: mini-batch gradients per client and local step that the search spent. **Tuning
-scores**: those of the chosen point with both tuning seeds. **Rounds**: of a final run."""
+**Tuning gradients**: mini-batch gradients per client and local step that the search spent, and the
+repeated one if its point was chosen. **Tuning scores**: those of the chosen point with both tuning
+seeds. **Rounds**: of a final run."""
 
 _LIMITS = f"""\
 - All points were tuned on one partition, those whose ranges have not changed since by version

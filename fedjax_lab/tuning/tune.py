@@ -211,8 +211,17 @@ def tune(
         proposals: Proposals = Even(spaces[name], seeds[0])
         if sampler is not None:
             proposals = Sampled(spaces[name], seeds[0], sampler, rungs.points[0])
-        parts = (rungs, candidates, proposals, search_log, progress, starts[name])
-        trials += Search(name, spaces[name], *parts).run()
+        search = Search(
+            name,
+            spaces[name],
+            rungs,
+            candidates,
+            proposals,
+            search_log,
+            progress,
+            starts[name],
+        )
+        trials += search.run()
     return SearchResult(trials, rounds, mode, spaces)
 
 

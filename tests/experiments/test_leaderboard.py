@@ -198,7 +198,10 @@ def test_final_runs_of_a_kept_tuning_are_those_of_a_whole_cell():
 
 
 @pytest.mark.methods
-def test_a_search_that_ends_below_a_simpler_form_is_repeated_from_there():
+def test_a_search_that_ends_below_a_simpler_form_is_repeated_from_there(monkeypatch):
+    def diverges(*arguments, **named):
+        raise RuntimeError("all points diverged")
+
     task, method = tasks.smoke(TASK), METHODS["fedavgm"]
     once = tasks.problem(task)
     above = {"fedavg": {"chosen": {"client_lr": 0.02, "server_lr": 1.0}, "validation": [9.0, 9.5]}}
@@ -215,6 +218,11 @@ def test_a_search_that_ends_below_a_simpler_form_is_repeated_from_there():
     assert cells.start_of(first, method, below) is None
     lost = {**first, "chosen": None}
     assert cells.start_of(lost, method, below).point == point
+    monkeypatch.setattr(cells, "tune", diverges)
+    kept = cells.complete(first, task, once, method, cells.SMOKE, above)
+    assert kept["start"]["point"] == point
+    assert kept["chosen"] == first["chosen"]
+    assert kept["runs"] == first["runs"]
 
 
 @pytest.mark.parametrize("name", [name for name, method in METHODS.items() if method.simpler])
