@@ -9,6 +9,7 @@ UAI 2019.
 """
 
 import functools
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -18,6 +19,7 @@ from jax.scipy.special import ndtri
 
 from fedjax_lab import tree
 from fedjax_lab.checks import LAST_SEED, check_choice, check_int, check_number, is_traced
+from fedjax_lab.descriptions import describe
 from fedjax_lab.round import Algorithm, Phase
 from fedjax_lab.signatures import suggest_keywords
 from fedjax_lab.types import ClientBatch, Cohort, Key, PyTree, Scalar
@@ -33,6 +35,8 @@ ATTACKS = {
     "sign_flip": 1.0,
 }
 _SEES_ALL = ("alie", "inner_product")
+# (messages, field -> pytree [S, ...]; honest, bool [S]; key) -> the attackers' messages
+AttackFn = Callable[[dict[str, PyTree], jax.Array, Key], dict[str, PyTree]]
 _FLAG = "attacks"  # a field of the message that only the simulation sees
 _NOISE = tag(4)
 
@@ -79,7 +83,7 @@ def _count(num_clients: int, share: Scalar) -> Any:
 @suggest_keywords
 def with_attack(
     algorithm: Algorithm,
-    attack: str,
+    attack: str | AttackFn,
     *,
     share: Scalar,
     seed: int = 0,
@@ -96,11 +100,18 @@ def with_attack(
     ``label_flip``      its message after training with labels C - 1 - y          none
     ``alie``            mean - z std of each number over the honest messages      z, computed
     ``inner_product``   mean of the honest messages times -strength               0.5
+    a function          what it returns, see below                                none
     ==================  ========================================================  ==============
 
-    In the last two attacks, the attackers know the honest messages of the round, and all of them
-    send the same message; zeros if there is no honest client. For these attacks all messages of a
-    cohort are in memory at once, S times one message.
+    In ``alie`` and ``inner_product``, the attackers know the honest messages of the round, and all
+    of them send the same message; zeros if there is no honest client. For these attacks and for a
+    function all messages of a cohort are in memory at once, S times one message.
+
+    A function ``(messages, honest, key) -> message`` gets what all clients of the cohort would send
+    (field -> pytree [S, ...], zeros for clients that do not participate), which of them are honest
+    and participate, bool [S], and a PRNG key of the round. It returns the same fields, in
+    operations that JAX can trace: with arrays [S, ...], of which the attackers' rows are sent, or
+    with arrays [...] that all attackers send.
 
     ALIE's z is computed as in the paper for the n clients and m attackers of the round: the
     quantile at (n - m - s) / (n - m) with s = floor(n / 2 + 1) - m, but at least 0. If s is not
@@ -113,7 +124,7 @@ def with_attack(
 
     Args:
       algorithm: any method, with all its other wrappers.
-      attack: one of the names above.
+      attack: one of the names above, or a function.
       share: share of the N clients that attack, in [0, 1]; may be swept.
       seed: seed that selects the attackers of the run: ``attackers(N, share, seed)``.
       strength: strength of the attack; None: the default in the table.
@@ -122,24 +133,28 @@ def with_attack(
         below 0, of tokens that are not scored, stay.
 
     Raises:
-      TypeError, ValueError: an argument is unknown, missing, superfluous or out of range; the
-        examples have no integer labels ``y`` (when the round is traced); or the share is not 0 but
-        less than half a client (when the method is started).
+      TypeError, ValueError: an argument is unknown, missing, superfluous or out of range; a
+        function returns other fields or shapes, or the examples have no integer labels ``y`` (when
+        the round is traced); or the share is not 0 but less than half a client (when the method is
+        started).
     """
     wrapper = Wrapper(algorithm, "attack")
-    check_choice("attack", attack, ATTACKS)
+    if not callable(attack):
+        check_choice("attack", attack, ATTACKS)
+    name = getattr(attack, "__name__", "function") if callable(attack) else attack
     check_number("share", share, minimum=0.0, maximum=1.0)
     check_int("seed", seed, minimum=0, maximum=LAST_SEED)
     if (attack == "label_flip") != (num_classes is not None):
         needs = "needs the number of classes" if num_classes is None else "does not use it"
-        raise ValueError(f"num_classes is {num_classes}; {attack} {needs}.")
+        raise ValueError(f"num_classes is {num_classes}; {name} {needs}.")
     if num_classes is not None:
         check_int("num_classes", num_classes, minimum=2)
     if strength is not None:
-        if attack == "label_flip":
-            raise ValueError(f"strength is {strength}; label_flip has none.")
+        if callable(attack) or attack == "label_flip":
+            raise ValueError(f"strength is {strength}; {name} has none.")
         check_number("strength", strength, minimum=0.0)
-    strength = ATTACKS[attack] if strength is None else strength
+    elif not callable(attack):
+        strength = ATTACKS[attack]
 
     def around(params, num_clients, server, rows):
         if not is_traced(share) and share > 0 and _count(num_clients, share) == 0:
@@ -151,18 +166,19 @@ def with_attack(
         return server, AttackedRow(rows, attacks)
 
     def change(phase, place):
-        if attack not in _SEES_ALL:
+        if not callable(attack) and attack not in _SEES_ALL:
             return _alter(phase, attack, strength, num_classes)
-        return _replace(phase, attack, strength) if sends(phase) else phase
+        lie = _by_function(attack) if callable(attack) else _known_lie(attack, strength)
+        return _replace(phase, lie, place.index) if sends(phase) else phase
 
     return wrapper.wrap(
-        attack,
+        name,
         change,
         of=lambda phase: True,
         needs_floats=attack != "label_flip",
         state=State(around, row=AttackedRow),
         hyperparameters={
-            "attack": attack,
+            "attack": describe(attack) if callable(attack) else attack,
             "attack_share": recorded(share),
             "attack_seed": seed,
             "attack_strength": None if strength is None else recorded(strength),
@@ -188,8 +204,12 @@ def _alter(phase: Phase, attack: str, strength: Any, num_classes: int | None) ->
     return phase._replace(client_update=client_update)
 
 
-def _replace(phase: Phase, attack: str, strength: Any) -> Phase:
-    """Wrap a phase so that attackers use the messages of the honest clients."""
+# (messages [S, ...], honest [S], cohort, key) -> the attackers' messages, [S, ...] or [...]
+_Lie = Callable[[dict, jax.Array, Cohort, Key], dict]
+
+
+def _replace(phase: Phase, lie: _Lie, index: int) -> Phase:
+    """Wrap a phase so that attackers use the messages of the cohort."""
 
     def client_update(received, row, batch):
         message, row, report = phase.client_update(received, row, batch)
@@ -200,16 +220,44 @@ def _replace(phase: Phase, attack: str, strength: Any) -> Phase:
         attacks = messages.pop(_FLAG)
         messages = {name: messages[name] for name in phase.reduce}
         honest = cohort.participates & ~attacks
-        lie = _lie(attack, strength, messages, honest, cohort)
-
-        def put(leaf, made_up):
-            return jnp.where(along(attacks, leaf), made_up[None], leaf)
-
-        messages = jax.tree.map(put, messages, lie)
+        key = jax.random.fold_in(jax.random.fold_in(cohort.key, _NOISE), index)
+        made_up = lie(messages, honest, cohort, key)
+        messages = jax.tree.map(
+            lambda leaf, lies: jnp.where(along(attacks, leaf), lies, leaf), messages, made_up
+        )
         return phase.server_update(server, reduce_messages(phase.reduce, messages, cohort), cohort)
 
     flagged = with_field(stack_all(phase), _FLAG, bool, "stack")
     return flagged._replace(client_update=client_update, server_update=server_update)
+
+
+def _by_function(attack: AttackFn) -> _Lie:
+    """Return what computes the messages by a function, and checks them."""
+
+    def lie(messages, honest, cohort, key):
+        lies = attack(select(cohort.participates, messages), honest, key)
+        wanted: Any = jax.tree.structure(messages)
+        if jax.tree.structure(lies) != wanted:
+            raise ValueError(
+                f"attack returned {jax.tree.structure(lies)}; it must return the fields and arrays "
+                f"of messages, {wanted}."
+            )
+        for (path, leaf), made_up in zip(
+            jax.tree_util.tree_leaves_with_path(messages), jax.tree.leaves(lies), strict=True
+        ):
+            if jnp.shape(made_up) not in (leaf.shape, leaf.shape[1:]):
+                raise ValueError(
+                    f"attack returned the shape {jnp.shape(made_up)} for "
+                    f"{tree.path_text(path)}; it must be {leaf.shape}, a message of each client, "
+                    f"or {leaf.shape[1:]}, the same of all attackers."
+                )
+        return jax.tree.map(lambda m, leaf: jnp.asarray(m, leaf.dtype), lies, messages)
+
+    return lie
+
+
+def _known_lie(attack: str, strength: Any) -> _Lie:
+    return lambda messages, honest, cohort, key: _lie(attack, strength, messages, honest, cohort)
 
 
 def _lie(attack: str, strength: Any, messages: dict, honest: jax.Array, cohort: Cohort) -> dict:

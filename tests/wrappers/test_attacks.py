@@ -122,6 +122,65 @@ def test_what_is_sent(attack, client_map, x64):
     np.testing.assert_allclose(got, total(with_lies(messages, lie)), rtol=1e-6, atol=1e-9)
 
 
+def multiples(messages, honest, key):
+    """Each attacker sends its own message times -3."""
+    return jax.tree.map(lambda leaf: -3 * leaf, messages)
+
+
+def beyond_the_honest(messages, honest, key):
+    """All send the honest mean plus the largest norm of a participant's first field."""
+    shares = honest / honest.sum()
+    vectors = jnp.concatenate([leaf.reshape(N, -1) for leaf in jax.tree.leaves(messages)], 1)
+    most = jnp.linalg.norm(vectors, axis=1).max()
+    return jax.tree.map(lambda leaf: jnp.tensordot(shares, leaf, 1) + most, messages)
+
+
+@pytest.mark.parametrize("client_map", ["vmap", "scan"])
+@pytest.mark.parametrize("attack", [multiples, beyond_the_honest])
+def test_what_is_sent_by_a_function(attack, client_map, x64):
+    messages = draw()
+    messages[~COUNT] = 1e6  # of clients that do not participate
+    honest = messages[COUNT & ~np.isin(np.arange(N), WHO)]
+    lie = -3.0 * messages[WHO]
+    if attack is beyond_the_honest:
+        lie = honest.mean(0) + np.linalg.norm(messages[COUNT].reshape(-1, 2 * D), axis=1).max()
+    algorithm = with_attack(teller(), attack, share=SHARE, seed=SEED)
+    batch = batch_of(messages, weights=WEIGHTS, participates=COUNT)
+    got, _ = run(algorithm, batch, client_map)
+    np.testing.assert_allclose(got, total(with_lies(messages, lie)), rtol=1e-6, atol=1e-9)
+    assert algorithm.hyperparameters["attack"]["function"].endswith(attack.__name__)
+    assert algorithm.name == f"teller+{attack.__name__}"
+
+
+def test_a_function_draws_with_the_key_of_the_round():
+    def noise(messages, honest, key):
+        drawn = jax.random.normal(key, (N, D))
+        field = {"v": drawn[:, :3], "w": drawn[:, 3:].reshape(N, 2, 2)}
+        return {"first": field, "second": field}
+
+    algorithm = with_attack(teller(), noise, share=1.0)
+    got = [run(algorithm, batch_of(draw(), seed=seed))[0] for seed in (0, 0, 1)]
+    np.testing.assert_array_equal(got[0], got[1])
+    assert np.abs(got[0] - got[2]).min() > 0
+    np.testing.assert_allclose(got[0][0] * N, got[0][1], rtol=1e-5)  # a mean and a sum
+
+
+@pytest.mark.parametrize(
+    ("returned", "match"),
+    [
+        (lambda messages: messages["first"], r"attack returned .*'v'.* must return the fields"),
+        (
+            lambda messages: jax.tree.map(lambda leaf: leaf[0, :1], messages),
+            r"shape \(1,\) for first/v; it must be \(9, 3\), .* or \(3,\), the same",
+        ),
+    ],
+)
+def test_a_function_that_returns_no_message(returned, match):
+    algorithm = with_attack(teller(), lambda m, honest, key: returned(m), share=SHARE)
+    with pytest.raises(ValueError, match=match):
+        run(algorithm, batch_of(draw()))
+
+
 @pytest.mark.slow
 def test_alie_of_a_given_strength_and_many_attackers(x64):
     """z is that of the paper's example, 50 clients of which 24 attack, and a strength replaces it.
@@ -282,6 +341,8 @@ def test_every_client_map(client_map):
         ({"strength": -1.0}, r"strength is -1"),
         ({"attack": "label_flip"}, r"num_classes is None; label_flip needs"),
         ({"num_classes": 3}, r"num_classes is 3; sign_flip does not use"),
+        ({"attack": multiples, "strength": 2.0}, r"strength is 2.0; multiples has none"),
+        ({"attack": multiples, "num_classes": 3}, r"num_classes is 3; multiples does not use"),
         ({"attack": "label_flip", "num_classes": 1}, r"num_classes is 1"),
         ({"attack": "label_flip", "num_classes": 3, "strength": 1.0}, r"label_flip has none"),
     ],
