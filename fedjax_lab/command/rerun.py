@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 
 from fedjax_lab.command.commands import RerunCommand
@@ -21,7 +22,8 @@ from fedjax_lab.storage.run_dir import (
     read_metrics,
     write_json,
 )
-from fedjax_lab.storage.saved_run import SavedRun, load_run, named_leaves
+from fedjax_lab.storage.saved_run import SavedRun, load_run
+from fedjax_lab.tree import path_text
 
 _DIFFERS = 1
 
@@ -108,9 +110,11 @@ def first_difference(old: Path, new: Path, before: SavedRun, after: SavedRun) ->
         return f"{METRICS}: there {len(rows[0])} rows, now {len(rows[1])}"
     if before.round != after.round:  # diverged, with another checkpoint_every
         return None
-    leaves = dict(named_leaves(before.params)), dict(named_leaves(after.params))
-    for name in dict.fromkeys([*leaves[0], *leaves[1]]):
-        if found := _different_leaf(name, *(tree.get(name) for tree in leaves)):
+    # By their keys: two of them may have the same text.
+    leaves = [dict(jax.tree_util.tree_leaves_with_path(run.params)) for run in (before, after)]
+    for path in dict.fromkeys([*leaves[0], *leaves[1]]):
+        name = path_text(path) or "params"
+        if found := _different_leaf(name, *(of_run.get(path) for of_run in leaves)):
             return f"params, {found}"
     return None
 
@@ -134,8 +138,7 @@ def described(found: str | None, before: SavedRun, after: SavedRun) -> Sequence[
     versions = differences(before.config.get("versions", {}), after.config.get("versions", {}))
     about = [f"versions that differ: {'; '.join(versions)}" if versions else "equal versions"]
     if found is None:
-        leaves = [leaf for _, leaf in named_leaves(after.params)]
-        numbers = sum(leaf.size for leaf in leaves)
+        numbers = sum(leaf.size for leaf in jax.tree.leaves(after.params))
         rows = len(after.history)
         return [f"equal bits: {rows} rows of {METRICS}, {numbers:,} numbers of params", *about]
     same = {name: None for name in ("versions", "run_config")}

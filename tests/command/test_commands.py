@@ -22,7 +22,7 @@ from fedjax_lab.report import load_runs
 from fedjax_lab.report.formats import latex_escape, latex_table
 from fedjax_lab.simulation import rounds
 from fedjax_lab.simulation.stop import check_not_ended
-from fedjax_lab.storage.saved_run import load_run
+from fedjax_lab.storage.saved_run import SavedRun, load_run
 from tests.command.test_cli import FAST, Interrupt, read
 from tests.report.by_hand import write_run
 
@@ -204,6 +204,20 @@ def test_a_run_repeated_has_equal_bits(finished, tmp_path, capsys):
     assert first.startswith("different bits, first at metrics.jsonl, round 4: loss (there 0.5, now")
     assert versions == f"versions that differ: numpy (there '1.0', now '{np.__version__}')"
     assert not read(tmp_path / "new" / "rerun.json")["equal"]
+
+
+def test_two_leaves_whose_paths_have_one_text_are_both_compared(tmp_path):
+    (tmp_path / "metrics.jsonl").touch()
+
+    def saved(first, second):
+        params = {"a/b": np.array([first, 1.0]), "a": {"b": np.array([1.0, second])}}
+        return SavedRun(params, [], {}, 1)
+
+    before = saved(0.0, 0.0)
+    assert first_difference(tmp_path, tmp_path, before, saved(0.0, 0.0)) is None
+    for changed, place in ((saved(2.0, 0.0), 0), (saved(0.0, 2.0), 1)):
+        found = first_difference(tmp_path, tmp_path, before, changed)
+        assert found == f"params, a/b[{place}] (there 0.0, now 2.0)"
 
 
 @pytest.mark.slow
