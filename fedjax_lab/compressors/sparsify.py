@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedjax_lab import tree
 from fedjax_lab.checks import check_choice, check_number
 from fedjax_lab.compressors import wire
 from fedjax_lab.compressors.base import STATIC, Array, Compressor, Positions, size_of
@@ -142,13 +143,13 @@ def random_k(comp: float, *, rescale: bool = False) -> Compressor:
     def are_kept(seed, d):
         return _drawn(seed, d, kept(d))
 
-    def factor(v):
-        return jnp.asarray(v.size / kept(v.size) if rescale else 1.0, v.dtype)
+    def scaled(v, d):
+        return _times(d / kept(d), v) if rescale else v
 
     def compress(key, v):
         d = size_of(v)
         seed = jax.random.bits(compact(key), (), jnp.uint32)
-        return Seeded(v[_places(are_kept(seed, d), kept(d))] * factor(v), seed, d)
+        return Seeded(scaled(v[_places(are_kept(seed, d), kept(d))], d), seed, d)
 
     def decompress(message):
         zeros = jnp.zeros(message.d, message.values.dtype)
@@ -156,8 +157,8 @@ def random_k(comp: float, *, rescale: bool = False) -> Compressor:
         return zeros.at[where].set(message.values, unique_indices=True)
 
     def direct(key, v):
-        seed = jax.random.bits(compact(key), (), jnp.uint32)
-        return jnp.where(are_kept(seed, size_of(v)), v * factor(v), 0)
+        d, seed = size_of(v), jax.random.bits(compact(key), (), jnp.uint32)
+        return jnp.where(are_kept(seed, d), scaled(v, d), 0)
 
     positions = Positions(
         kept,
@@ -219,8 +220,8 @@ def random_drop(comp: float, *, rescale: bool = False) -> Compressor:
     def compress(key, v):
         d = size_of(v)
         seed = jax.random.bits(compact(key), (), jnp.uint32)
-        factor = 1 / (1 - comp) if rescale else 1.0
-        return Seeded(jnp.where(is_kept(seed, d), v * jnp.asarray(factor, v.dtype), 0), seed, d)
+        scaled = _times(1 / (1 - comp), v) if rescale else v
+        return Seeded(jnp.where(is_kept(seed, d), scaled, 0), seed, d)
 
     def pack(message):
         mask = np.asarray(is_kept(message.seed, message.d))
@@ -250,6 +251,11 @@ def random_drop(comp: float, *, rescale: bool = False) -> Compressor:
         snr_bound=lambda d: comp / (1 - comp) if rescale else comp,
         unbiased=rescale,
     )
+
+
+def _times(factor: float, v: jax.Array) -> jax.Array:
+    """Multiply by a factor that is not rounded to the dtype of ``v``, such as bfloat16."""
+    return (v.astype(tree.wide_dtype(v.dtype)) * factor).astype(v.dtype)
 
 
 # Without jit, each message outside of jit would compile its loop again.

@@ -211,8 +211,19 @@ def _leaf_examples(where: str, x: list, y: list) -> Examples:
             raise ValueError(f"{where}: {_CONVERT} {error}") from error
         if array.dtype.kind not in "biuf":
             raise ValueError(f"{where}: {_CONVERT} {array.dtype}.")
+        if _is_beyond_int64(values, array):
+            raise ValueError(f"{where}: {_CONVERT} integers beyond int64.")
         arrays.append(array)
     return Examples(*arrays)
+
+
+def _is_beyond_int64(values: list, array: np.ndarray) -> bool:
+    """Return whether integers became uint64, or float64, which rounds them."""
+    if array.dtype.kind == "u":
+        return True
+    if array.dtype.kind != "f" or not np.abs(array).max(initial=0.0) >= 2.0**63:
+        return False
+    return all(isinstance(value, int) for value in np.array(values, object).flat)
 
 
 def leaf_users(path: Path) -> Iterable[tuple[str, list, list]]:

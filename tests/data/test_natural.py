@@ -303,6 +303,11 @@ def test_damaged_leaf(tmp_path):
     write_leaf(tmp_path, {**USERS, "f9_7": ([[4, 5], [6]], [1, 2])})
     with pytest.raises(ValueError, match="numbers of one shape; found"):
         data.load_leaf(tmp_path)
+    for large in (2**63, 2**64):
+        for other in (1, -1):  # of which NumPy makes uint64, float64 or objects
+            write_leaf(tmp_path, {**USERS, "f9_7": ([[4, 5], [6, 7]], [large, other])})
+            with pytest.raises(ValueError, match=r"f9_7.*found: (integers beyond int64|object)"):
+                data.load_leaf(tmp_path)
     write_leaf(tmp_path, {**USERS, "f9_7": ([], [])})
     with pytest.raises(ValueError, match=r"clients\['f9_7'\] has 0 examples"):
         data.load_leaf(tmp_path)
