@@ -23,6 +23,7 @@ from fedjax_lab.clients.transforms import check_leaves, transformed
 from fedjax_lab.descriptions import clip_norm_of
 from fedjax_lab.machine.keys import compact, fold_in, is_key
 from fedjax_lab.machine.trace_once import trace_once
+from fedjax_lab.models.batch_norm import running_statistics
 from fedjax_lab.types import ClientBatch, Key, LossFn, Metrics, Params, PyTree, Scalar
 
 # The entry of a client's report that is no metric: the local params after the last step. Wrappers
@@ -433,13 +434,16 @@ def local_steps(
     (y, memory, _, _, summed, _), totals = _scan_steps(body, carry, xs, needed)
     totals = jax.tree.map(lambda total: total.sum(0), totals)
     loss, examples, lr_sum, metrics, example_metrics = totals
+    moved = jax.tree.leaves(tree.subtract(y, params))
+    is_statistic = jax.tree.leaves(running_statistics(params))  # which follow the data
+    moved = [leaf for leaf, no in zip(moved, is_statistic, strict=True) if not no]
     one = jnp.ones_like(lr_sum)
     steps = batch.num_steps.astype(lr_sum.dtype)
     report = {
         LOCAL_PARAMS: y,
         "loss": (loss, examples),
         "local_steps": (steps, one),
-        "client_drift": (tree.norm(tree.subtract(y, params), squared=True), one),
+        "client_drift": (tree.norm(moved, squared=True), one),
         **{name: (total, steps) for name, total in metrics.items()},
         **{name: (total, examples) for name, total in example_metrics.items()},
     }

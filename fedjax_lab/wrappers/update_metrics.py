@@ -8,7 +8,8 @@ clients' shares in the mean (1/n if all count alike) and u = Σ p_i u_i their me
 ``update_norm``           ||u_i||
 ``update_cosine``         cosine of u_i and u
 ``cosine_to_last``        cosine of u_i and the client's update of its last round; optional
-``client_drift``          ||y_i - x||², of the local params y_i after the last step
+``client_drift``          ||y_i - x||², of the local params y_i after the last step, without the
+                          running statistics of BatchNorm
 ``gradient_diversity``    Σ ||p_i u_i||² / ||u||²: 1/n if all updates are equal, 1 if they are
                           orthogonal (Yin et al., AISTATS 2018)
 ========================  ======================================================================

@@ -10,7 +10,7 @@ import numpy as np
 import optax
 import pytest
 
-from fedjax_lab import CohortBatch, algorithms, data, models, with_frozen
+from fedjax_lab import CohortBatch, algorithms, build_round, data, models, with_frozen
 from fedjax_lab.models.batch_norm import BatchNorm
 from fedjax_lab.simulation.evaluate import build_evaluation, with_recomputed_statistics
 from tests.tiers import few
@@ -358,6 +358,21 @@ def test_held_statistics_have_no_gradient_and_are_recomputed():
     ):
         if not is_statistic:
             np.testing.assert_array_equal(before, after)
+
+
+def test_statistics_do_not_count_as_drift():
+    """One client takes a step of SGD on features of a large mean and variance."""
+    model, params = network()
+    clients = data.partition((100 * normal((6, 5)) + 50, np.arange(6) % 3), np.zeros(6, int), 1)
+    batch = data.draw_batch(clients, KEY, 0, cohort_size=1, local_steps=1, batch_size=6)
+    algorithm = algorithms.fedavg(models.classification_loss(model.apply), client_lr=0.1)
+    state, metrics = build_round(algorithm, "scan")(algorithm.init(params, 1), batch)
+    moved = jax.tree.map(lambda new, old: np.asarray(new - old), algorithm.params(state), params)
+    squares = jax.tree.map(lambda leaf: np.square(leaf, dtype=np.float64).sum(), moved)
+    of_statistics = [statistics_of(squares)[name] for name in ("running_mean", "running_var")]
+    rest = sum(jax.tree.leaves(squares)) - sum(of_statistics)
+    assert sum(of_statistics) > 100 * rest
+    assert metrics["client_drift"] == pytest.approx(rest, rel=1e-3)
 
 
 def test_statistics_are_a_mask_for_gradient_transforms():
