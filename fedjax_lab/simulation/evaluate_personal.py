@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_lab import tree
-from fedjax_lab.checks import LAST_SEED, check_int, is_traced, warn
+from fedjax_lab.checks import LAST_SEED, check_choice, check_int, is_traced, warn
 from fedjax_lab.data import FederatedArrays
 from fedjax_lab.data.cohort import check_constants
 from fedjax_lab.data.streams import check_clients, check_resident
@@ -137,7 +137,9 @@ def _checked_state(state: Any) -> FedState:
     return state
 
 
-def personal_scores(scores: jax.Array, sizes: jax.Array, name: str = "accuracy") -> Metrics:
+def personal_scores(
+    scores: jax.Array, sizes: jax.Array, name: str = "accuracy", *, mode: str | None = None
+) -> Metrics:
     """Summarise the clients' scores on their own examples.
 
     Args:
@@ -145,8 +147,9 @@ def personal_scores(scores: jax.Array, sizes: jax.Array, name: str = "accuracy")
       sizes: int [N], number of examples of each client; clients without examples are excluded. A
         client with examples whose score is not finite is one of the worst, and the means that
         include it are not finite.
-      name: name of the score: "accuracy" (larger is better); by any other name it is an error, of
-        which less is better.
+      name: name of the score.
+      mode: "max" if a large score is good, "min" if a small one is; None: "max" for "accuracy",
+        and "min" by any other name, which is taken for that of an error.
 
     Returns:
       Three means, NaN if no client has examples:
@@ -157,8 +160,12 @@ def personal_scores(scores: jax.Array, sizes: jax.Array, name: str = "accuracy")
         examples.
 
     Raises:
-      ValueError: ``scores`` and ``sizes`` are not of one length.
+      ValueError: ``scores`` and ``sizes`` are not of one length, or ``mode`` is unknown.
     """
+    if mode is None:
+        mode = "max" if name == "accuracy" else "min"
+    check_choice("mode", mode, ("max", "min"))
+    sign = 1 if mode == "max" else -1
     scores, sizes = jnp.asarray(scores), jnp.asarray(sizes)
     if scores.ndim != 1 or scores.shape != sizes.shape:
         raise ValueError(
@@ -169,14 +176,14 @@ def personal_scores(scores: jax.Array, sizes: jax.Array, name: str = "accuracy")
     weights = jnp.where(held, sizes, 0).astype(scores.dtype)
     values = jnp.where(held, scores, 0)
     # The worst first, clients without examples last.
-    quality = values if name == "accuracy" else -values
-    order = jnp.sort(jnp.where(held, jnp.where(jnp.isnan(values), -jnp.inf, quality), jnp.inf))
+    quality = jnp.where(jnp.isfinite(values), sign * values, -jnp.inf)
+    order = jnp.sort(jnp.where(held, quality, jnp.inf))
     worst = jnp.ceil(WORST * held.sum()).astype(jnp.int32)
     mean_of_worst = jnp.where(jnp.arange(len(order)) < worst, order, 0).sum() / worst
     return {
         f"personal_{name}": values.sum() / held.sum(),
         f"personal_{name}_weighted": (weights * values).sum() / weights.sum(),
-        f"personal_{name}_worst": mean_of_worst if name == "accuracy" else -mean_of_worst,
+        f"personal_{name}_worst": sign * mean_of_worst,
     }
 
 

@@ -144,9 +144,11 @@ def test_means_over_clients_examples_and_the_worst_tenth(count):
     scores[1], sizes[1] = np.nan, 0
     held = np.delete(np.arange(count), 1)
     tenth = -(-len(held) // 10)
-    for name, worst in (("accuracy", np.sort(scores[held])[:tenth]), ("error", None)):
-        worst = np.sort(scores[held])[-tenth:] if worst is None else worst
-        found = personal_scores(jnp.asarray(scores), jnp.asarray(sizes), name)
+    modes = (("accuracy", None), ("error", None), ("f1", "max"), ("error", "min"))
+    for name, mode in modes:
+        is_large_good = name in ("accuracy", "f1")
+        worst = np.sort(scores[held])[:tenth] if is_large_good else np.sort(scores[held])[-tenth:]
+        found = personal_scores(jnp.asarray(scores), jnp.asarray(sizes), name, mode=mode)
         expected = {
             f"personal_{name}": scores[held].mean(),
             f"personal_{name}_weighted": np.average(scores[held], weights=sizes[held]),
@@ -165,6 +167,10 @@ def test_a_client_whose_error_is_not_finite_is_the_worst(broken):
     found = personal_scores(jnp.asarray(errors), jnp.asarray(sizes * [1, 0, 1, 1]), "error")
     assert found["personal_error_worst"] == 0.5
     assert found["personal_error_weighted"] == pytest.approx(2 / 5)
+    found = personal_scores(jnp.asarray(errors), jnp.asarray(sizes), "f1", mode="max")
+    assert found["personal_f1_worst"] == -np.inf
+    with pytest.raises(ValueError, match="mode is 'large'; it must be one of max, min"):
+        personal_scores(jnp.asarray(errors), jnp.asarray(sizes), "f1", mode="large")
 
 
 def test_nan_means_that_a_client_has_no_data(clients):
