@@ -464,13 +464,14 @@ def test_robustness():
 @pytest.mark.example
 def test_time(capsys):
     page = execute("guides/time.md")
-    seconds, there, dropped, waited, stale = map(float, capsys.readouterr().out.split())
+    seconds, there, dropped, waited, stale, own = map(float, capsys.readouterr().out.split())
     assert 0 < seconds <= 2 * 10.0  # two rounds of at most the deadline
     assert 5 < there < 45
     assert dropped >= 2  # seven are drawn for five
     assert waited == 0  # the first three rounds only start clients
     assert np.isnan(stale)
     assert page["fedbuff"].wrappers == ("buffered",)
+    assert own == pytest.approx(seconds, rel=1e-6)  # a loop of one's own has the same clock
 
 
 @pytest.mark.example
