@@ -226,12 +226,27 @@ def judge(claims: Sequence[Claim], studies: Sequence[Any], folder: Path) -> list
         for way in ("", AS_PUBLISHED):
             groups = groups_of_way(columns, result, claim.column, way)
             before = groups_of_way(columns, result, claim.since, way) if claim.since else None
-            ways.append(decide(claim, groups, before))
+            is_whole = not _missing(claim, study, result, way, groups)
+            ways.append(decide(claim, groups, before) if is_whole else Compared())
             marked = marked or _is_marked(claim, groups)
         written, published = ways
         said = both_ways(*_at_scale(ways, found.get(claim.reversed_by)))
         found[claim.text] = Judged(claim, written, published, said, marked)
     return [found[claim.text] for claim in claims]
+
+
+def _missing(
+    claim: Claim, study: Any, result: Any, way: str, groups: Mapping[str, Group]
+) -> list[str]:
+    """Rivals that the study has in this column and that were not run yet."""
+    if not groups:
+        return []
+    scale = study.scales[result["scale"]]
+    columns = [scale.columns.get(claim.column + way)]
+    if way and columns[0] is not None and not columns[0].override:  # as in ``groups_of_way``
+        columns.append(scale.columns.get(claim.column))
+    planned = {name for c in columns if c is not None for name in study.shown(scale, c)}
+    return [name for name in claim.of if name in planned and name not in groups]
 
 
 def _at_scale(ways: Sequence[Compared], larger: Judged | None) -> list[str]:

@@ -286,7 +286,7 @@ def run_study(study: Study, scale: Scale, folder: Path, chosen_columns=None, met
     """Run what ``folder`` does not hold yet, a cell at a time."""
     for column_name in chosen_columns or scale.columns:
         problem = Problem(scale.columns[column_name], scale.held_out)
-        for name in methods or shown(study, scale, scale.columns[column_name]):
+        for name in methods or study.shown(scale, scale.columns[column_name]):
             began = time.perf_counter()
             cell = folder / slug(column_name) / slug(name)
             tuning = run_cell(study, scale, name, problem, cell)
@@ -297,12 +297,6 @@ def run_study(study: Study, scale: Scale, folder: Path, chosen_columns=None, met
                 f"{time.perf_counter() - began:.0f} s",
                 flush=True,
             )
-
-
-def shown(study: Study, scale: Scale, column: Column) -> list[str]:
-    """The methods that a column has at this scale, in the study's order."""
-    wanted = [scale.methods or study.methods, column.methods or study.methods]
-    return [name for name in study.methods if all(name in names for names in wanted)]
 
 
 def slug(name: str) -> str:

@@ -178,6 +178,11 @@ class Study:
         """Where a paper's folder keeps the compact copy of its run directories."""
         return folder / "results" / f"{self.short}.json"
 
+    def shown(self, scale: Scale, column: Column) -> list[str]:
+        """The methods that a column has at a scale, in the study's order."""
+        wanted = [scale.methods or self.methods, column.methods or self.methods]
+        return [name for name in self.methods if all(name in names for names in wanted)]
+
 
 def columns(settings: Mapping[str, Any], partitions: Sequence[str], tuning_rounds: int, **paper):
     """Columns that differ in the partition only, named by it."""

@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from experiments.fedswa import larger_rates
+from experiments.fedswa.claims import CLAIMS
 from experiments.leaderboard import beside
 from experiments.leaderboard.cells import RESULTS
 from experiments.studies import chance, claims, measures, paper_numbers, summary
@@ -289,6 +291,19 @@ def test_claims_are_about_what_the_studies_run(paper):
         assert {one.ahead, *one.of} <= set(study.methods)
         assert {one.ahead, *one.of} <= set(column.methods or study.methods)
         assert not one.since or one.since in study.scales["machine"].columns
+
+
+def test_nothing_is_decided_before_all_rivals_have_run(tmp_path):
+    """A claim on nine rivals once counted as shown against those five that had run."""
+    about = next(one for one in CLAIMS if one.study == "larger_rates" and len(one.of) == 9)
+    path = larger_rates.STUDY.result_path(Path(larger_rates.__file__).parent)
+    result = json.loads(path.read_text(encoding="utf-8"))
+    (tmp_path / "results").mkdir()
+    for missing, expected in ((None, CONTRADICTED), ("FedACG", NOTHING)):
+        result["columns"][about.column]["methods"].pop(missing, None)
+        (tmp_path / "results" / path.name).write_text(json.dumps(result), encoding="utf-8")
+        judged = claims.judge([about], [larger_rates.STUDY], tmp_path)
+        assert [one.verdict for one in judged] == [expected]
 
 
 @pytest.mark.parametrize("paper", PAPERS)
