@@ -196,7 +196,41 @@ def warn_without_steps(histories: Sequence[History]) -> None:
         warn(f"no client took a local step {where}; the model is the initial one.")
 
 
-class RunProgress:
+class Stopwatch:
+    """Time spent in all calls: in rounds and evaluation, and compiling.
+
+    Args:
+      spent: (seconds, compile_seconds) of earlier calls.
+      compiled: seconds spent compiling in this call so far.
+
+    Attributes:
+      seconds: time spent in rounds and evaluation, without compilation.
+      compile_seconds: time spent compiling.
+    """
+
+    def __init__(self, spent: tuple[float, float], compiled: float):
+        self.seconds, self._compiled_before = spent
+        self._began = time.perf_counter() - self.seconds - compiled
+        self.compile_seconds = self._compiled_before + compiled
+
+    def measure(self, compiled: float) -> None:
+        """Set both times.
+
+        Args:
+          compiled: seconds spent compiling in this call so far.
+        """
+        self.compile_seconds = self._compiled_before + compiled
+        self.seconds = time.perf_counter() - self._began - compiled
+
+    @contextmanager
+    def uncounted(self) -> Iterator[None]:
+        """Do not count the time that is spent inside."""
+        began = time.perf_counter()
+        yield
+        self._began += time.perf_counter() - began
+
+
+class RunProgress(Stopwatch):
     """A run's history, its time, and the reason why it ends.
 
     Args:
@@ -210,8 +244,6 @@ class RunProgress:
     Attributes:
       history: the rows.
       round: finished rounds.
-      seconds: time spent in rounds and evaluation, without compilation.
-      compile_seconds: time spent compiling.
       enough: whether ``stop_when`` ended the run.
       diverged: whether the run diverged; set by the loop.
     """
@@ -225,6 +257,7 @@ class RunProgress:
         spent: tuple[float, float],
         compile_seconds: float,
     ):
+        super().__init__(spent, compile_seconds)
         self._run, self.history = run, history
         self._hooks, self._stop_when = hooks, stop_when
         self.round, self.enough, self.diverged = 0, False, False
@@ -232,10 +265,8 @@ class RunProgress:
             self._hooks(row)
             self.enough = is_enough(stop_when, row)
             self.round = row["round"]
-        self.seconds, self._compiled_before = spent
-        now = 0.0 if self.round >= run.rounds else compile_seconds
-        self.compile_seconds = self._compiled_before + now
-        self._began = time.perf_counter() - self.seconds - compile_seconds
+        if self.round >= run.rounds:
+            self.compile_seconds = spent[1]
 
     @property
     def is_last(self) -> bool:
@@ -264,8 +295,7 @@ class RunProgress:
         """
         self.round += len(metrics["participants"])
         row = self.history.enter(self.round, metrics, scores)
-        self.compile_seconds = self._compiled_before + compile_seconds
-        self.seconds = time.perf_counter() - self._began - compile_seconds
+        self.measure(compile_seconds)
         return row
 
     def tell(self, row: Row) -> None:
@@ -279,13 +309,6 @@ class RunProgress:
         """
         self._began += self._hooks(row)
         self.enough = not self.diverged and is_enough(self._stop_when, row)
-
-    @contextmanager
-    def uncounted(self) -> Iterator[None]:
-        """Do not count the time that is spent inside."""
-        began = time.perf_counter()
-        yield
-        self._began += time.perf_counter() - began
 
     @property
     def stopped(self) -> str | None:

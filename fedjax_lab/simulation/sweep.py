@@ -21,7 +21,7 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import Any, NamedTuple, Unpack
+from typing import Any, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -58,7 +58,7 @@ from fedjax_lab.simulation.placement import Placement
 from fedjax_lab.simulation.processes import Processes
 from fedjax_lab.simulation.run_log import Row
 from fedjax_lab.simulation.stop import check_not_ended, end_later_runs, stop_on_signal
-from fedjax_lab.simulation.sweep_log import SweepFolder, sweep_identity
+from fedjax_lab.simulation.sweep_log import GroupLog, SweepFolder, sweep_identity
 from fedjax_lab.simulation.sweep_program import Program, RunGroup
 from fedjax_lab.simulation.sweep_result import (
     Point,
@@ -69,6 +69,8 @@ from fedjax_lab.simulation.sweep_result import (
 )
 from fedjax_lab.storage.run_path import check_run_dir
 from fedjax_lab.types import Key, Params
+
+_Done = tuple[RunGroup, Params, GroupLog]  # a group of runs that has ended; leaves [runs, ...]
 
 
 @scheduled
@@ -210,18 +212,20 @@ def sweep(
                 break
             if index:  # ``fit`` has started the first group
                 program.start([starts[number] for number in numbers])
-            with closing(folder.open(index, program.size)) as log:
-                group = log.resume(program, numbers, histories, watch, stop_when)
+            with closing(folder.open(index, program.size)) as files:
+                log = GroupLog(files, program, numbers[0])
+                of_group = histories[numbers.start : numbers.stop]
+                group = RunGroup(of_group, watch, log.round, stop_when, log.earlier)
                 if group.round:
                     bar.go_on_from(index * rounds + group.round)
                 for rows in group.advance(program, rounds, eval_every):
-                    log.enter(rows, group, program)
-                    log.checkpoint(group, program, last=group.round + eval_every > rounds)
+                    log.enter(rows, group)
+                    log.checkpoint(group, last=group.round + eval_every > rounds)
                     bar.update(index * rounds + group.round, group.summary(program.scores))
                     if stop.is_set():
                         break
-                log.checkpoint(group, program, last=True)
-            done.append(_Done(group, program.params, log.seconds, log.compile_seconds))
+                log.checkpoint(group, last=True)
+            done.append((group, program.params, log))
     if stop.is_set():
         end_later_runs(stop.signal, this_call)
     else:
@@ -236,15 +240,6 @@ def _models(params: Params | Callable[[Key], Params], seeds: list[int]) -> list[
     return [params] * len(seeds)
 
 
-class _Done(NamedTuple):
-    """A group of runs that has ended."""
-
-    group: RunGroup
-    params: Params  # leaves [runs, ...]
-    seconds: float
-    compile_seconds: float
-
-
 def _result(
     first: Computation,
     points: list[Point],
@@ -257,8 +252,8 @@ def _result(
     shape = (len(points), len(seeds))
     columns = max(len(history.rows) for history in histories)
     flags = np.zeros((2, len(histories)), bool)
-    begun = sum(len(each.group.histories) for each in done)
-    flags[:, :begun] = np.concatenate([(x.group.diverged, x.group.is_over) for x in done], 1)
+    begun = np.concatenate([(group.diverged, group.is_over) for group, *_ in done], 1)
+    flags[:, : begun.shape[1]] = begun
     diverged, is_over = flags
     lengths = np.array([len(history.rows) for history in histories])
     arrays = {
@@ -273,12 +268,12 @@ def _result(
         rounds=np.minimum(np.arange(1, columns + 1) * first.eval_every, first.rounds),
         history={name: v.reshape(*shape, *v.shape[1:]) for name, v in arrays.items()},
         params=jax.tree.map(
-            lambda *parts: _all_runs(parts, shape), *(each.params for each in done)
+            lambda *parts: _all_runs(parts, shape), *(params for _, params, _ in done)
         ),
         diverged=diverged.reshape(shape),
         stopped=(is_over & ~diverged & (lengths < columns)).reshape(shape),
-        seconds=sum(each.seconds for each in done),
-        compile_seconds=max(each.compile_seconds for each in done),
+        seconds=sum(log.seconds for *_, log in done),
+        compile_seconds=max(log.compile_seconds for *_, log in done),
         interrupted=bool((~is_over & (lengths < expected)).any()),
         run_map=run_map,
         runs_at_once=size,

@@ -1,6 +1,5 @@
 """The directory of a sweep: a folder with rows and checkpoints for each group of runs."""
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,8 +10,7 @@ from fedjax_lab.data.cohort import Schedule
 from fedjax_lab.machine.json_file import read_json
 from fedjax_lab.simulation.client_data import ClientData
 from fedjax_lab.simulation.computation import Computation
-from fedjax_lab.simulation.divergence import Watch
-from fedjax_lab.simulation.history import History
+from fedjax_lab.simulation.history import Stopwatch
 from fedjax_lab.simulation.placement import Placement
 from fedjax_lab.simulation.processes import Processes
 from fedjax_lab.simulation.run_log import Row, RunLog, identity
@@ -104,98 +102,64 @@ class SweepFolder:
                 "empty, new, or the directory of the same sweep."
             )
 
-    def open(self, index: int, runs_at_once: int) -> "GroupLog":
+    def open(self, index: int, runs_at_once: int) -> RunLog:
         """Open the folder of a group; close it afterwards."""
         if self._path is None:
-            return GroupLog(None, self._every, {})
+            return RunLog(None, every=self._every, config={}, processes=Processes())
         sweep = {**self._config["sweep"], "runs_at_once": runs_at_once}
         if not (self._path / SWEEP).exists():
             self._path.mkdir(parents=True, exist_ok=True)
             write_json(self._path / SWEEP, sweep)
-        sweep["group"] = index
-        config = {**self._config, "sweep": sweep}
-        return GroupLog(self._path / _GROUP.format(index), self._every, config)
+        config = {**self._config, "sweep": {**sweep, "group": index}}
+        folder = self._path / _GROUP.format(index)
+        return RunLog(folder, every=self._every, config=config, processes=Processes())
 
 
-class GroupLog:
+class GroupLog(Stopwatch):
     """Rows, checkpoints and time of a group of runs; without a folder it keeps only the time.
 
     Args:
-      folder: of the group, or None.
-      every: rounds between checkpoints.
-      config: identity of the group.
+      log: of the group's folder.
+      program: has started the group's runs; it receives the states of the last checkpoint.
+      first: number of the group's first run.
 
     Attributes:
-      seconds: time spent in rounds and evaluation, without compilation, in all calls.
-      compile_seconds: time spent compiling in all calls.
+      round: rounds in the last checkpoint.
+      earlier: the rows up to it, as in ``RunGroup``.
     """
 
-    def __init__(self, folder: Path | None, every: int, config: Row):
-        self._log = RunLog(folder, every=every, config=config, processes=Processes())
+    def __init__(self, log: RunLog, program: Program, first: int):
+        self._log, self._program, self._first = log, program, first
+        self._rows, spent = log.resume(program)
+        super().__init__(spent, program.compile_seconds)
+        self.round = log.saved
+        self.earlier = [
+            (
+                row["run"] - first,
+                bool(row["diverged"]),
+                {name: value for name, value in row.items() if name not in _OF_RUN},
+            )
+            for row in self._rows
+        ]
 
-    def resume(
-        self,
-        program: Program,
-        numbers: Sequence[int],
-        histories: Sequence[History],
-        watch: Watch,
-        stop_when: Callable[[Row], Any] | None,
-    ) -> RunGroup:
-        """Restore the group from the last checkpoint, if there is one, and start the clock.
-
-        Args:
-          program: has started the group's runs; it receives their states.
-          numbers: of the group's runs.
-          histories: of all runs of the sweep, empty; those of the group receive their rows.
-          watch, stop_when: as in ``RunGroup``.
-        """
-        self._numbers = numbers
-        self._rows, (seconds, self._compiled_before) = self._log.resume(program)
-        diverged = dict.fromkeys(numbers, False)
-        rows: dict[int, list[Row]] = {number: [] for number in numbers}
-        earlier = []
-        for row in self._rows:
-            metrics = {name: row[name] for name in row if name not in _OF_RUN}
-            rows[row["run"]].append(metrics)
-            diverged[row["run"]] = bool(row["diverged"])
-            if not row["diverged"]:
-                earlier.append((numbers.index(row["run"]), metrics))
-        for number, of_run in rows.items():
-            histories[number].go_on_from(of_run)
-        self._began = time.perf_counter() - seconds - program.compile_seconds
-        self._measure(program)
-        of_group = [histories[number] for number in numbers]
-        marks = list(diverged.values())
-        return RunGroup(of_group, watch, self._log.saved, marks, stop_when, earlier)
-
-    def enter(self, rows: Mapping[int, Row], group: RunGroup, program: Program) -> None:
+    def enter(self, rows: Mapping[int, Row], group: RunGroup) -> None:
         """Append the rows of an evaluation."""
-        self._measure(program)
+        self.measure(self._program.compile_seconds)
         marked = [
-            {"run": self._numbers[place], "diverged": int(group.diverged[place]), **row}
+            {"run": self._first + place, "diverged": int(group.diverged[place]), **row}
             for place, row in rows.items()
         ]
         self._rows += marked
         self._log.rows(marked, self.seconds, self.compile_seconds)
 
-    def checkpoint(self, group: RunGroup, program: Program, *, last: bool) -> None:
+    def checkpoint(self, group: RunGroup, *, last: bool) -> None:
         """Save the states if a checkpoint is due, or if ``last`` and they are not saved yet.
 
         The time that it takes is not counted.
 
         Args:
           group: the runs.
-          program: holds their states.
           last: whether a longer sweep would resume here.
         """
-        began = time.perf_counter()
-        self._log.checkpoint(group.round, program, self._rows, last=last)
-        self._began += time.perf_counter() - began
-
-    def close(self) -> None:
-        """Close the files and release the lock."""
-        self._log.close()
-
-    def _measure(self, program: Program) -> None:
-        self.seconds = time.perf_counter() - self._began - program.compile_seconds
-        self.compile_seconds = self._compiled_before + program.compile_seconds
+        with self.uncounted():
+            self._log.checkpoint(group.round, self._program, self._rows, last=last)

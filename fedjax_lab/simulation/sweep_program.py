@@ -112,13 +112,10 @@ class Program:
             self.size = -(-size // multiple) * multiple
             return self.start(runs[: self.size])
 
-        def size_for(capacity):
-            return group_size(len(runs), multiple, capacity)
-
-        def needed_by(size):
-            self.size = size
+        def needed_by(capacity):
+            self.size = group_size(len(runs), multiple, capacity)
             self._compiled.clear()
-            self.start(runs[:size])
+            self.start(runs[: self.size])
             memory = self._chunk(0, length).memory_analysis()
             if memory is None:  # not every backend reports it
                 return 0
@@ -126,17 +123,10 @@ class Program:
             return memory.argument_size_in_bytes + memory.temp_size_in_bytes + new
 
         # A program needs memory for its states at least twice: as arguments and as results.
-        most = size_for(num_devices * (budget - shared) // (2 * tree.nbytes(state)))
-        needed = needed_by(most)
-        if needed > budget and most > multiple:
-            least = needed_by(multiple)
-            if least <= budget:  # the memory grows linearly with the number of runs
-                per_run = (needed - least) / (most - multiple)
-                capacity = multiple + int((budget - least) / per_run)
-                size = size_for(min(capacity, most - multiple))
-                if size > multiple and needed_by(size) > budget:
-                    needed_by(multiple)
-            needed = least
+        needed = needed_by(num_devices * (budget - shared) // (2 * tree.nbytes(state)))
+        while needed > budget and self.size > multiple:  # what runs need grows with their number
+            fits = self.size * (budget - shared) // (needed - shared)
+            needed = needed_by(min(fits, self.size - multiple))
         if needed > budget and max_bytes is not None:
             raise ValueError(
                 f"max_bytes is {max_bytes:,}; it must be at least {needed:,}, the memory for "
@@ -336,10 +326,8 @@ class RunGroup:
       histories: of the runs.
       watch: says which of them have diverged; these get no scores.
       round: finished rounds.
-      diverged: bool [runs], which of them diverged before.
-      stop_when: as in ``sweep``.
-      earlier: (place of a run, its row) of earlier calls, in order, without diverged runs' rows;
-        ``stop_when`` gets all of them, and the answers to the last ones count.
+      stop_when: as in ``sweep``; it gets the rows of earlier calls first.
+      earlier: (place of a run, whether it had diverged, its row) of earlier calls, in order.
 
     Attributes:
       histories: of the runs.
@@ -354,18 +342,20 @@ class RunGroup:
         histories: Sequence[History],
         watch: Watch,
         round: int = 0,
-        diverged: Any = False,
         stop_when: Callable[[Row], Any] | None = None,
-        earlier: Sequence[tuple[int, Row]] = (),
+        earlier: Sequence[tuple[int, bool, Row]] = (),
     ):
         self.histories, self.round = histories, round
         self._watch, self._stop_when = watch, stop_when
-        self.diverged = watch.diverged = np.broadcast_to(diverged, len(histories))
-        was_over = np.array([h.rows != [] and h.rows[-1]["round"] < round for h in histories])
-        self.is_over = was_over | (self.diverged & (stop_when is not None))
-        for place, row in earlier:
-            enough = is_enough(stop_when, row)
-            self.is_over[place] |= enough and row["round"] == round
+        self.diverged, self.is_over = np.zeros((2, len(histories)), bool)
+        for place, has_diverged, row in earlier:
+            self.diverged[place] = has_diverged
+            self._ask({place: row})
+        for place, history in enumerate(histories):
+            history.go_on_from([row for of, _, row in earlier if of == place])
+            if history.rows and history.rows[-1]["round"] < round:
+                self.is_over[place] = True
+        watch.diverged = self.diverged
 
     def advance(self, program: Program, rounds: int, eval_every: int) -> Iterator[dict[int, Row]]:
         """Run chunks of rounds; yields after each {place of a run: its row}, without those over.
