@@ -72,6 +72,17 @@ def toy_rounds(cohorts=TOY_COHORTS, **options):
     return [toy_clients(cohort, **options) for cohort in cohorts]
 
 
+def snapshot(twin):
+    """Everything a twin holds that is an array, a number, a list or a dict of arrays."""
+    state = {}
+    for name, value in vars(twin).items():
+        if isinstance(value, dict):
+            state |= {f"{name}[{key}]": np.array(row) for key, row in value.items()}
+        elif isinstance(value, np.ndarray | float | int) or (name == "counter"):
+            state[name] = np.array(value)
+    return state
+
+
 def assert_same(first, second, atol=1e-12):
     np.testing.assert_allclose(first, second, rtol=0, atol=atol)
 
@@ -115,16 +126,20 @@ naive adaptive:  0.5017923104 -0.2972555539  0.4993348544 -0.1615083139  0.49883
 """
 
 
-def golden(name):
-    """x_1, x_2, x_3 of one row of the table."""
-    rows = dict(line.split(":") for line in TRAJECTORIES.strip().splitlines())
+def golden(table, name):
+    """x_1, x_2, x_3 of one row of a table."""
+    rows = dict(line.split(":") for line in table.strip().splitlines())
     return np.array(rows[name].split(), dtype=float).reshape(3, 2)
+
+
+def assert_golden(table, name, twin, options, rounds):
+    path = run(toy(twin, **options), toy_rounds(**rounds))
+    assert_same(path, golden(table, name), atol=1e-9)
 
 
 @pytest.mark.parametrize("name", GOLDEN)
 def test_golden_trajectory(name):
-    twin, options, rounds = GOLDEN[name]
-    assert_same(run(toy(twin, **options), toy_rounds(**rounds)), golden(name), atol=1e-9)
+    assert_golden(TRAJECTORIES, name, *GOLDEN[name])
 
 
 # the test problem
@@ -841,9 +856,7 @@ def test_fedspeed_needs_a_positive_prox_weight():
         toy(FedSpeed, prox_weight=0.0)
 
 
-# rules that hold for all
-
-
+# with which ``test_rules`` checks the rules that hold for all
 EVERY = {
     "fedavg": (FedAvg, {}),
     "fedavgm": (FedAvgM, {"momentum": 0.9}),
@@ -868,60 +881,3 @@ EVERY = {
     "fedspeed all": (FedSpeed, {"server_dual": "all"}),
     "fedspeed_ing": (FedSpeedIng, {"inertia": 0.3}),
 }
-
-
-def snapshot(twin):
-    """Everything a twin holds that is an array, a number, a list or a dict of arrays."""
-    state = {}
-    for name, value in vars(twin).items():
-        if isinstance(value, dict):
-            state |= {f"{name}[{key}]": np.array(row) for key, row in value.items()}
-        elif isinstance(value, np.ndarray | float | int) or (name == "counter"):
-            state[name] = np.array(value)
-    return state
-
-
-@pytest.mark.parametrize("name", EVERY)
-def test_absent_clients_and_empty_rounds(name):
-    make, options = EVERY[name]
-    rounds = make_rounds(11, 8, 4, 3, 4, empty_round=5)
-    full, reduced = softmax(make, **options), softmax(make, **options)
-    for t, (clients, _) in enumerate(rounds):
-        before = snapshot(full)
-        full.round(clients, t)
-        reduced.round([client for client in clients if client.minibatches], t)
-        assert_same(full.x, reduced.x, atol=0)
-        after = snapshot(full)
-        present = {client.id for client in clients if client.minibatches}
-        if not present:
-            assert before.keys() == after.keys()
-            for key in before:
-                np.testing.assert_array_equal(before[key], after[key], err_msg=key)
-        for key in before:
-            if before[key].shape[:1] == (NUM_CLIENTS,) and before[key].ndim == 2:
-                for i in set(range(NUM_CLIENTS)) - present:
-                    np.testing.assert_array_equal(before[key][i], after[key][i])
-    assert np.isfinite(full.x).all()
-    assert np.abs(full.x - problem.initial_point()).max() > 1e-3
-
-
-@pytest.mark.parametrize("name", EVERY)
-def test_weights_of_equal_size_are_no_weights(name):
-    make, options = EVERY[name]
-    rounds = [clients for clients, _ in make_rounds(12, 4, 4, 3, 4, weighted=False)]
-    heavy = [[ReferenceClient(c.id, c.minibatches, 3.0) for c in clients] for clients in rounds]
-    assert_same(run(softmax(make, **options), rounds), run(softmax(make, **options), heavy))
-
-
-@pytest.mark.parametrize("name", EVERY)
-def test_weight_decay_as_a_transform_is_weight_decay_in_the_gradient(name):
-    make, options = EVERY[name]
-    if issubclass(make, FedSpeedIng):  # the ascent takes the raw gradient
-        options = {**options, "perturbation_weight": 0.0}
-    rounds = make_rounds(25, 4, 4, 3, 4)
-    outside = softmax(make, **options, transform=lambda g, y: g + 0.3 * y)
-    inside = softmax(make, **options)
-    inside.gradient = lambda y, minibatch: problem.gradient(y, minibatch) + 0.3 * y
-    path = run(outside, rounds)
-    assert_same(path, run(inside, rounds))
-    assert np.abs(path - run(softmax(make, **options), rounds)).max() > 1e-3

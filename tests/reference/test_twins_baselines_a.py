@@ -40,7 +40,17 @@ from tests.reference.representation_numpy import (
     moon_objective,
 )
 from tests.reference.stem_numpy import STEM
-from tests.reference.test_twins import ALL, assert_same, run, snapshot, softmax, toy, toy_rounds
+from tests.reference.test_twins import (
+    ALL,
+    assert_golden,
+    assert_same,
+    golden,
+    run,
+    snapshot,
+    softmax,
+    toy,
+    toy_rounds,
+)
 
 pytestmark = pytest.mark.methods  # `make check` runs these where a twin has changed
 
@@ -138,21 +148,14 @@ stem mean:        0.5818906250 -0.0079531250  0.6197519531 0.2202036133  0.64533
 """
 
 
-def golden(name):
-    """x_1, x_2, x_3 of one row of the table."""
-    rows = dict(line.split(":") for line in TRAJECTORIES.strip().splitlines())
-    return np.array(rows[name].split(), dtype=float).reshape(3, 2)
-
-
 @pytest.mark.parametrize("name", GOLDEN)
 def test_golden_trajectory(name):
-    twin, options, rounds = GOLDEN[name]
-    assert_same(run(toy(twin, **options), toy_rounds(**rounds)), golden(name), atol=1e-9)
+    assert_golden(TRAJECTORIES, name, *GOLDEN[name])
 
 
 def test_golden_fedpd_that_skips_its_first_communication():
     twin = toy(FedPD, prox_weight=0.5, skip_probability=0.5, coin=lambda t: t == 0)
-    for t, expected in enumerate(golden("fedpd skip 0")):
+    for t, expected in enumerate(golden(TRAJECTORIES, "fedpd skip 0")):
         twin.round(toy_clients(ALL), t)
         assert_same(twin.anchor.mean(axis=0), expected, atol=1e-9)
         assert_same(twin.x, TOY_X0 if t == 0 else expected, atol=1e-9)
@@ -818,9 +821,7 @@ def test_local_steps_compare_with_the_rounds_start():
         assert_same(twin.x, expected)
 
 
-# rules that hold for all
-
-
+# with which ``test_rules`` checks the rules that hold for all
 EVERY = {
     "fedprox": (FedProx, {"prox_weight": 0.3}),
     "fedproxm": (FedProxM, {"prox_weight": 0.3, "momentum": 0.7}),
@@ -847,63 +848,6 @@ EVERY = {
     "fedmlb": (FedMLB, {}),
     "fedmlbm": (FedMLBM, {"momentum": 0.5}),
 }
-
-
-@pytest.mark.parametrize("name", EVERY)
-def test_absent_clients_and_empty_rounds(name):
-    twin, options = EVERY[name]
-    rounds = make_rounds(23, 8, 4, 3, 4, empty_round=5)
-    full, reduced = make(twin, **options), make(twin, **options)
-    start = full.x
-    for t, (clients, _) in enumerate(rounds):
-        before = snapshot(full)
-        full.round(clients, t)
-        reduced.round([client for client in clients if client.minibatches], t)
-        assert_same(full.x, reduced.x, atol=0)
-        after = snapshot(full)
-        present = {client.id for client in clients if client.minibatches}
-        if not present:
-            assert before.keys() == after.keys()
-            for key in before:
-                np.testing.assert_array_equal(before[key], after[key], err_msg=key)
-        for key in before:
-            if before[key].shape[:1] == (NUM_CLIENTS,):
-                for i in set(range(NUM_CLIENTS)) - present:
-                    np.testing.assert_array_equal(before[key][i], after[key][i])
-    assert np.isfinite(full.x).all()
-    assert np.abs(full.x - start).max() > 1e-3
-
-
-@pytest.mark.parametrize("name", EVERY)
-def test_weights_of_equal_size_are_no_weights_and_order_does_not_matter(name):
-    twin, options = EVERY[name]
-    rounds = [clients for clients, _ in make_rounds(24, 4, 4, 3, 4, weighted=False)]
-    heavy = [
-        [ReferenceClient(c.id, c.minibatches, 3.0) for c in reversed(clients)] for clients in rounds
-    ]
-    assert_same(run(make(twin, **options), rounds), run(make(twin, **options), heavy))
-
-
-@pytest.mark.parametrize("name", EVERY)
-def test_a_zero_rate_moves_nothing(name):
-    twin, options = EVERY[name]
-    twin = make(twin, **options, client_lr=0.0)
-    start = twin.x
-    assert_same(run(twin, make_rounds(25, 3, 4, 3, 4)) - start, 0, atol=1e-15)
-
-
-@pytest.mark.parametrize("name", EVERY)
-def test_weight_decay_as_a_transform_is_weight_decay_in_the_gradient(name):
-    twin, options = EVERY[name]
-    rounds = make_rounds(26, 8, 4, 3, 4)
-    outside = make(twin, **options, transform=lambda g, y: g + 0.3 * y)
-    inside = make(twin, **options)
-    method = "objective_gradient" if issubclass(twin, LocalObjective) else "gradient"
-    raw = getattr(inside, method)
-    setattr(inside, method, lambda y, *arguments: raw(y, *arguments) + 0.3 * y)
-    path = run(outside, rounds)
-    assert_same(path, run(inside, rounds))
-    assert np.abs(path - run(make(twin, **options), rounds)).max() > 1e-3
 
 
 # the keyword of a schedule, and where the twin holds it
