@@ -46,11 +46,12 @@ from fedjax_lab.report.tables import (
     UNSOLVED_NOTE,
     accuracy_table,
     default_target,
+    show_figures,
     target_table,
     top,
     worst_residual,
 )
-from fedjax_lab.report.write import show_figures, write_page
+from fedjax_lab.report.write import write_page
 
 FIGURES = "figures"
 _PAPERS = {

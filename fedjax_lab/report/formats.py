@@ -21,8 +21,8 @@ from fedjax_lab.report.pivot import (
 )
 from fedjax_lab.report.runs import load_runs
 from fedjax_lab.report.sections import sections_of, tell_unknown_scores
-from fedjax_lab.report.tables import UNSOLVED, accuracy_table
-from fedjax_lab.report.write import check_target, report_text, write_report
+from fedjax_lab.report.tables import UNSOLVED, accuracy_table, report_text
+from fedjax_lab.report.write import check_target, write_report
 
 _BOLD = "\0"  # before the text of a cell in bold type; no text has it
 FORMATS = ("markdown", "html", "latex", "csv")
@@ -85,7 +85,7 @@ def format_report(
         return "\n".join(map(str.__add__, titles, tables))
     if form == "csv":
         return runs_csv(sections)
-    return report_text(sections, [[]] * len(sections), target, title)
+    return report_text(sections, target, title=title)
 
 
 def _format_pivots(pivots: Sequence[Pivot], form: str, title: str) -> str:

@@ -307,18 +307,48 @@ def run_table(groups: Sequence[Group]) -> Cells:
 
 
 def summary_table(groups: Iterable[Group], target: float | None = None) -> str:
-    """Format the report's text without figures and title, as Markdown.
+    """Format the report without figures and title, as Markdown.
 
     Args:
       groups: result of ``group_runs``; there is a section for each data set, metric, number of
         rounds and setting.
       target: accuracy in (0, 1); None: ``default_target``.
     """
-    sections = sections_of(runs_of(groups))
-    if len(sections) == 1:
-        return section_text(sections[0], target)
-    parts = [f"## {inert(one.title)}\n\n{section_text(one, target, level=3)}" for one in sections]
-    return "\n".join([f"{SEVERAL}\n", *parts])
+    return report_text(sections_of(runs_of(groups)), target)
+
+
+def report_text(
+    sections: Sequence[Section],
+    target: float | None,
+    figures: Sequence[Sequence[tuple[str, str]]] = (),
+    title: str = "",
+    first: str = "",
+) -> str:
+    """Format report.md: title; for each section main figure, tables, settings, other figures.
+
+    Args:
+      sections: result of ``sections_of``.
+      target: accuracy in (0, 1); None: 95 % of the best method's.
+      figures: for each section, (file name, caption); (): none.
+      title: the first line; "": none.
+      first: text before the sections.
+    """
+    several = len(sections) > 1
+    level = 3 if several else 2
+    parts = [f"# {title}" if title else "", first, SEVERAL if several else ""]
+    for section, shown in zip(sections, figures or [()] * len(sections), strict=True):
+        parts += [
+            f"## {inert(section.title)}" if several else "",
+            show_figures(shown[:1]),
+            section_text(section, target, level).rstrip(),
+            f"{'#' * level} More figures\n\n{show_figures(shown[1:])}" if shown[1:] else "",
+        ]
+    return "\n\n".join(filter(None, parts)) + "\n"
+
+
+def show_figures(figures: Iterable[tuple[str, str]]) -> str:
+    """Format (file name, caption) of figures as Markdown, with captions below."""
+    return "\n\n".join(f"![{caption}]({name})\n\n{caption}" for name, caption in figures)
 
 
 def section_text(section: Section, target: float | None = None, level: int = 2) -> str:

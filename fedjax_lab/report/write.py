@@ -6,7 +6,6 @@ from pathlib import Path
 
 from fedjax_lab.checks import check_choice, check_number
 from fedjax_lab.machine.atomic_files import write_text
-from fedjax_lab.markdown import inert
 from fedjax_lab.report.csv_text import clients_csv
 from fedjax_lab.report.distribution import client_scores
 from fedjax_lab.report.figures import write_figures
@@ -14,9 +13,9 @@ from fedjax_lab.report.html import html_page
 from fedjax_lab.report.pivot import check_axes, pivot_text, pivots_of
 from fedjax_lab.report.print_size import FORMS
 from fedjax_lab.report.runs import REPORT, Run, load_runs
-from fedjax_lab.report.sections import Section, metric_of, sections_of, tell_unknown_scores
+from fedjax_lab.report.sections import metric_of, sections_of, tell_unknown_scores
 from fedjax_lab.report.statistics import ERROR
-from fedjax_lab.report.tables import SEVERAL, section_text
+from fedjax_lab.report.tables import report_text
 
 CLIENTS = "clients.csv"
 
@@ -71,7 +70,7 @@ def write_report(
     ]
     if any(map(client_scores, runs)):
         write_text(folder / CLIENTS, clients_csv(sections))
-    write_page(report_text(sections, shown, target, title, first), folder / REPORT)
+    write_page(report_text(sections, target, shown, title, first), folder / REPORT)
     return folder / REPORT
 
 
@@ -88,42 +87,10 @@ def check_target(target: float | None, runs: Sequence[Run] = ()) -> None:
         raise ValueError(f"target is {target}, an accuracy; these runs have none: omit it.")
 
 
-def report_text(
-    sections: Sequence[Section],
-    figures: Sequence[Sequence[tuple[str, str]]],
-    target: float | None,
-    title: str,
-    first: str = "",
-) -> str:
-    """Format report.md: title; for each section main figure, tables, settings, other figures.
-
-    Args:
-      sections: result of ``sections_of``.
-      figures: for each section, (file name, caption).
-      target: accuracy in (0, 1); None: 95 % of the best method's.
-      title: the first line.
-      first: text before the sections, such as ``pivot_section`` returns.
-    """
-    several = len(sections) > 1
-    level = 3 if several else 2
-    parts = [f"# {title}", *([first] if first else []), *([SEVERAL] if several else [])]
-    for section, shown in zip(sections, figures, strict=True):
-        parts += [f"## {inert(section.title)}"] if several else []
-        parts += [show_figures(shown[:1])] if shown else []
-        parts += [section_text(section, target, level).rstrip()]
-        parts += [f"{'#' * level} More figures\n\n{show_figures(shown[1:])}"] if shown[1:] else []
-    return "\n\n".join(parts) + "\n"
-
-
 def pivot_section(runs: Iterable[Run], axes: tuple[str, str], target: float | None) -> str:
     """Format the tables of methods and settings, under a heading."""
     text = pivot_text(pivots_of(runs, axes, target), level=3)
     return f"## {axes[0].capitalize()} by {axes[1]}\n\n{text.rstrip()}"
-
-
-def show_figures(figures: Iterable[tuple[str, str]]) -> str:
-    """Format (file name, caption) of figures as Markdown, with captions below."""
-    return "\n\n".join(f"![{caption}]({name})\n\n{caption}" for name, caption in figures)
 
 
 def write_page(markdown: str, path: Path) -> None:
