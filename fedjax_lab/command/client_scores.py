@@ -49,7 +49,7 @@ class ClientTests(NamedTuple):
     score_each: Callable[[SimulationResult], dict[str, Any]] | None = None
 
 
-def build_own_tests(
+def build_client_tests(
     config: RunConfig,
     algorithm: Algorithm,
     count_fn: CountFn,
@@ -57,15 +57,17 @@ def build_own_tests(
     test: data.Examples,
     own: data.FederatedArrays | None = None,
 ) -> ClientTests:
-    """Build the functions that score the clients' own models, for a personal method."""
+    """Build the functions that score the clients' models: their own, or the global one."""
     parts, why = _test_parts(config, clients, test, own)
+    score = getattr(count_fn, "score", ACCURACY)
+    if algorithm.personal is None:
+        return ClientTests() if parts is None else _of_global_model(config, count_fn, parts, score)
     if parts is not None and config.machine.client_store == "host":
         why = "client_store is 'host', where no device holds all clients' models"
     if parts is None or why:
         warn(f"rows have no personal_accuracy of {algorithm.name}: {why}.")
         return ClientTests()
     tests = parts()
-    score = getattr(count_fn, "score", ACCURACY)
     models = client_models(algorithm, clients, config.rounds.batch_size, config.rounds.seed)
     score_clients = build_personal_evaluation(
         count_fn, models, tests, lowering=config.machine.lowering
@@ -80,20 +82,9 @@ def build_own_tests(
     return ClientTests(diagnose, None, score_each)
 
 
-def build_client_tests(
-    config: RunConfig,
-    algorithm: Algorithm,
-    count_fn: CountFn,
-    clients: data.FederatedArrays,
-    test: data.Examples,
-    own: data.FederatedArrays | None = None,
+def _of_global_model(
+    config: RunConfig, count_fn: CountFn, parts: Callable[[], data.FederatedArrays], score: str
 ) -> ClientTests:
-    """Build the functions that score the global model, for a method with no other."""
-    parts, _ = _test_parts(config, clients, test, own)
-    if parts is None:
-        return ClientTests()
-    score = getattr(count_fn, "score", ACCURACY)
-
     @functools.cache  # after the first row, which does not wait for it
     def built():
         tests = parts()

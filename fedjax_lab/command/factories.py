@@ -150,13 +150,8 @@ def sources(config: Any) -> dict[str, str]:
     same package (or, for a single file, from the same folder).
     """
     found: dict[str, str] = {}
-    names = {
-        "algorithm": config.method.algorithm,
-        "model": config.model.model,
-        "dataset": config.data.dataset,
-    }
-    for setting, name in names.items():
-        if is_own(setting, name):
+    for setting, name in config.settings().items():
+        if setting in ENTRY_POINTS and is_own(setting, name):
             module = sys.modules[find(setting, name).__module__]
             found |= {
                 shown: hashlib.sha256(file.read_bytes()).hexdigest()[:_LENGTH]

@@ -19,7 +19,6 @@ from fedjax_lab.command.client_scores import (
     ACCURACY,
     ClientTests,
     build_client_tests,
-    build_own_tests,
     score_on_training_data,
     summarise_clients,
 )
@@ -181,7 +180,6 @@ def build(
         algorithm = build_algorithm(config, loss_fn, model, prepare, changed)
         return algorithm if wrap is None else wrap(algorithm)
 
-    build_tests = build_client_tests if algorithm.personal is None else build_own_tests
     return Setup(
         algorithm,
         vary,
@@ -192,7 +190,7 @@ def build(
         evaluate,
         count_fn,
         build_client_evaluation(count_fn, clients, evaluated, lowering=config.machine.lowering),
-        build_tests(config, algorithm, count_fn, clients, test, given.tests),
+        build_client_tests(config, algorithm, count_fn, clients, test, given.tests),
         {
             "train": len(train.y),
             "test": len(test.y),

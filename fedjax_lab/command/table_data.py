@@ -124,40 +124,31 @@ def load_table(settings: DataSettings, seed: int) -> TableData:
         table = Table(settings.dataset.partition(":")[2], parse_missing(settings.missing))
     inputs = settings.x or _other_columns(table, settings)
     found = _read(table, inputs, settings)
-    (x, y), owners, names = found.examples, None, None
+    (x, y), owners, names, seen, own = found.examples, None, None, None, None
     if found.ids is not None:
         about = f"client={settings.client!r}"
         names, owners = number_owners(found.ids, settings.least_examples, about)
     kind, share = _split(settings.test_split)
     if share is None:
         return _with_file(settings, kind, inputs, found, (names, owners))
-    divided = _divided_by_seed(settings, (x, y), (names, owners), (kind, share), seed)
-    return divided._replace(table=hash_arrays((x, y, owners)))
-
-
-def _divided_by_seed(
-    settings: DataSettings,
-    examples: tuple[np.ndarray, np.ndarray],
-    clients: tuple[tuple[str, ...] | None, np.ndarray | None],
-    split: tuple[str, float],
-    seed: int,
-) -> TableData:
-    """Hold rows or clients out for testing, drawn with a seed."""
-    (x, y), (names, owners), (kind, share) = examples, clients, split
     if owners is None or names is None:
         order = np.random.default_rng(seed).permutation(len(y))
         held = max(1, round(share * len(y)))
-        parts = np.sort(order[held:]), np.sort(order[:held])
-        return _divided(settings, (x, y), parts)
-    rows = data.partition(np.arange(len(y), dtype=np.int32), owners, len(names), min_size=1)
-    rows = rows.share(rows.host_partition(), names)
-    if kind == "clients":
+        train, test = np.sort(order[held:]), np.sort(order[:held])
+    else:
+        rows = data.partition(np.arange(len(y), dtype=np.int32), owners, len(names), min_size=1)
+        rows = rows.share(rows.host_partition(), names)
         with said_of("test_split", settings.test_split):
-            seen, unseen = data.split_clients(rows, share, seed)
-        return _divided(settings, (x, y), (seen.indices, unseen.indices), _part(seen))
-    with said_of("test_split", settings.test_split):
-        seen, own = data.split_examples(rows, share, seed)
-    return _divided(settings, (x, y), (seen.indices, own.indices), _part(seen), _part(own))
+            if kind == "clients":
+                in_train, in_test = data.split_clients(rows, share, seed)
+            else:
+                in_train, in_test = data.split_examples(rows, share, seed)
+                own = _part(in_test)
+        seen = _part(in_train)
+        train, test = np.asarray(in_train.indices), np.asarray(in_test.indices)
+    arrays = {"x_train": x[train], "y_train": y[train], "x_test": x[test], "y_test": y[test]}
+    divided = _checked(settings, arrays, y, seen, own)
+    return divided._replace(table=hash_arrays((x, y, owners)))
 
 
 def _part(clients: data.FederatedArrays) -> _Part:
@@ -250,19 +241,6 @@ def _read(
     elif y.dtype.kind == "b":
         y = y.astype(np.int32)
     return found._replace(examples=data.Examples(found.examples.x, y))
-
-
-def _divided(
-    settings: DataSettings,
-    examples: tuple[np.ndarray, np.ndarray],
-    rows: tuple[Any, Any],
-    seen: _Part | None = None,
-    own: _Part | None = None,
-) -> TableData:
-    """Divide rows into training and test examples, client by client."""
-    (x, y), (train, test) = examples, map(np.asarray, rows)
-    arrays = {"x_train": x[train], "y_train": y[train], "x_test": x[test], "y_test": y[test]}
-    return _checked(settings, arrays, y, seen, own)
 
 
 def _checked(
