@@ -5,7 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from fedjax_lab import CohortBatch
+from fedjax_lab import CohortBatch, algorithms, build_round
+from tests.federations import batch_of
 from tests.reference import problem as reference
 
 CLIENT_MAPS = ("vmap", "scan", "chunk:2", "pmap", "shard_map")
@@ -60,6 +61,37 @@ def stack_rounds(drawn):
     return jax.tree.map(stack, *batches)
 
 
+def drawn(count=3, seed=3, has_weights=True, **options):
+    """Batches of ``reference.make_rounds``."""
+    options = {"cohort_size": 4, "max_steps": 3, "batch_size": 4, **options}
+    made = reference.make_rounds(seed, count, **options)
+    batches = [to_batch(padded, t) for t, (_, padded) in enumerate(made)]
+    return batches if has_weights else [batch._replace(weights=None) for batch in batches]
+
+
+def finish(algorithm, batches, client_map="vmap"):
+    """(state after all rounds, metrics of the last one)."""
+    init = jax.jit(lambda params, batch: algorithm.init(params, reference.NUM_CLIENTS, batch))
+    state = init(initial_params(), batches[0])
+    round_fn = jax.jit(build_round(algorithm, client_map))
+    for batch in batches:
+        state, metrics = round_fn(state, batch)
+    return state, metrics
+
+
+def assert_is_fedavg_after_one_step(algorithm, state, drawn, atol):
+    """From ``state``, which is one gradient step of rate 0.2 from ``initial_params``."""
+    x_1, x_0 = algorithm.params(state), flat(initial_params())
+    examples = [client.round_examples() for client in drawn[0][0]]
+    m_0 = np.mean([reference.gradient(x_0, e) for e in examples], axis=0)
+    np.testing.assert_allclose(flat(x_1), x_0 - 0.2 * m_0, rtol=0, atol=atol)
+    fedavg = algorithms.fedavg(loss_fn, client_lr=0.2)
+    state, _ = run_rounds(algorithm.round_fn, state, drawn)
+    expected, _ = run_rounds(fedavg.round_fn, fedavg.init(x_1, reference.NUM_CLIENTS), drawn)
+    ours, theirs = flat(algorithm.params(state)), flat(fedavg.params(expected))
+    np.testing.assert_allclose(ours, theirs, rtol=0, atol=atol)
+
+
 def toy_loss(y, examples, key):
     """The quadratics 1/2 sum of a (y - b)^2 of the twins' toy problem."""
     del key
@@ -74,12 +106,7 @@ def toy_round(t, cohort, steps=3):
         rows = jnp.asarray(table)[jnp.asarray(cohort)]
         return jnp.tile(rows[:, None, None, :], (1, steps, 1, 1))
 
-    return CohortBatch(
-        client_ids=jnp.asarray(cohort),
-        examples=(examples(reference.TOY_A), examples(reference.TOY_B)),
-        key=jax.random.key(t),
-        round=jnp.asarray(t, jnp.int32),
-    )
+    return batch_of((examples(reference.TOY_A), examples(reference.TOY_B)), t, ids=cohort)
 
 
 def toy_path(algorithm, cohorts, state=None):

@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 from jax.extend.core import jaxprs_in_params
 
-from fedjax_lab import CohortBatch, algorithms, build_round
+from fedjax_lab import algorithms, build_round
 from tests.algorithms.cases import N
 from tests.algorithms.compiled import begin
 from tests.algorithms.problem import (
+    assert_is_fedavg_after_one_step,
     flat,
     initial_params,
     loss_fn,
@@ -21,6 +22,7 @@ from tests.algorithms.problem import (
     toy_path,
     toy_round,
 )
+from tests.federations import batch_of
 from tests.reference import problem as reference
 
 ALL = (0, 1, 2, 3)
@@ -136,16 +138,7 @@ def test_without_momentum_and_preconditioner_it_is_fedavg_from_x1(x64):
     drawn = reference.make_rounds(19, 5, N, 3, 4, equal_steps=True, weighted=False)
     fafed = constant_preconditioner(loss_fn, 0.2, momentum=1.0)
     state = begin(fafed, initial_params(), to_batch(drawn[0][1], 0))
-    x_1 = fafed.params(state)
-    examples = [client.round_examples() for client in drawn[0][0]]
-    x_0 = flat(initial_params())
-    m_0 = np.mean([reference.gradient(x_0, e) for e in examples], axis=0)
-    np.testing.assert_allclose(flat(x_1), x_0 - 0.2 * m_0, rtol=0, atol=1e-11)
-    fedavg = algorithms.fedavg(loss_fn, client_lr=0.2)
-    state, _ = run_rounds(fafed.round_fn, state, drawn)
-    expected, _ = run_rounds(fedavg.round_fn, fedavg.init(x_1, N), drawn)
-    ours, theirs = flat(fafed.params(state)), flat(fedavg.params(expected))
-    np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-10)
+    assert_is_fedavg_after_one_step(fafed, state, drawn, atol=1e-10)
 
 
 @pytest.mark.methods
@@ -192,8 +185,7 @@ def test_one_client_is_centralised_storm(x64):
     preconditioner = np.sqrt(v) + rho
     for r in range(3):
         examples = (jnp.asarray(a[r])[None], jnp.asarray(b[r])[None])
-        batch = CohortBatch(jnp.array([0]), examples, jax.random.key(r), jnp.int32(r))
-        state, _ = round_fn(state, batch)
+        state, _ = round_fn(state, batch_of(examples, r))
         for k in range(q):
             t = r * q + k + 1
             g = gradient(x, a[r, k], b[r, k])
@@ -233,9 +225,8 @@ def test_a_stability_that_half_precision_rounds_to_zero_stops_coordinates_withou
     )
     assert np.float16(1e-9) == 0
     examples = jnp.full((1, 3, 2), 0.5, jnp.float16)
-    batch = CohortBatch(jnp.array([0]), examples, jax.random.key(0), jnp.int32(0))
     state = begin(algorithm, jnp.array([1, 1], jnp.float16), num_clients=1)
-    state, metrics = jax.jit(algorithm.round_fn)(state, batch)
+    state, metrics = jax.jit(algorithm.round_fn)(state, batch_of(examples))
     # A first step from the first estimates, and three of the round.
     np.testing.assert_array_equal(algorithm.params(state), [1 - 4 * 0.125, 1])
     assert metrics["nonfinite_clients"] == 0

@@ -6,10 +6,11 @@ import numpy as np
 import optax
 import pytest
 
-from fedjax_lab import CohortBatch, algorithms, tree
+from fedjax_lab import algorithms, tree
 from fedjax_lab.clients.local import Gradient, Step
 from tests.algorithms.cases import N
 from tests.algorithms.problem import initial_params, loss_fn, to_batch, toy_loss, toy_path
+from tests.federations import batch_of
 from tests.reference import problem as reference
 from tests.tiers import few
 
@@ -31,12 +32,7 @@ def test_local_steps_satisfy_the_closed_form(x64):
     total = gammas.sum()
     for t in range(3):
         g = rng.normal(size=(steps, 3))
-        batch = CohortBatch(
-            client_ids=jnp.array([1]),
-            examples=jnp.asarray(g)[None, :, None],
-            key=jax.random.key(t),
-            round=jnp.int32(t),
-        )
+        batch = batch_of(jnp.asarray(g)[None, :, None], t, ids=[1])
         x, c = np.asarray(algorithm.params(state)), np.asarray(state.clients[1])
         state, _ = jax.jit(algorithm.round_fn)(state, batch)
         mixed = gammas @ g / total
@@ -129,8 +125,7 @@ def test_the_transform_sees_the_unperturbed_point(weight):
         correction=False,
     )
     x, g = jnp.array([1.0, -2.0]), jnp.array([3.0, 4.0])
-    batch = CohortBatch(jnp.array([0]), g[None, None, None], jax.random.key(0), jnp.int32(0))
-    state, _ = algorithm.round_fn(algorithm.init(x, 1), batch)
+    state, _ = algorithm.round_fn(algorithm.init(x, 1), batch_of(g[None, None, None]))
     np.testing.assert_allclose(algorithm.params(state), x - 0.1 * (g + decay * x), rtol=1e-6)
 
 

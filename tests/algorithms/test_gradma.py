@@ -5,9 +5,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_lab import CohortBatch, algorithms
+from fedjax_lab import algorithms
 from fedjax_lab.algorithms.gradma_correction import Correction
 from fedjax_lab.algorithms.gradma_memory import admit_cohort, empty_memory
+from tests.federations import batch_of
 from tests.reference.gradma_numpy import mem_red
 from tests.tiers import few
 
@@ -26,8 +27,7 @@ def run(decay, cohorts, deltas, dtype=jnp.float32):
     state, round_fn = algorithm.init(jnp.ones(4, dtype), 4), jax.jit(algorithm.round_fn)
     for t, cohort in enumerate(cohorts):
         examples = jnp.asarray(deltas[t][cohort], dtype)[:, None, None]
-        ids, key = jnp.asarray(cohort), jax.random.key(t)
-        state, metrics = round_fn(state, CohortBatch(ids, examples, key, jnp.int32(t)))
+        state, metrics = round_fn(state, batch_of(examples, t, cohort))
     return state.server, metrics
 
 

@@ -9,8 +9,9 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedjax_lab import CohortBatch, algorithms, build_round
+from fedjax_lab import algorithms, build_round
 from tests.algorithms.problem import flat, initial_params, loss_fn
+from tests.federations import batch_of
 from tests.reference import problem as reference
 from tests.reference.base import ReferenceClient
 from tests.reference.scaffold_numpy import Scaffold
@@ -39,11 +40,9 @@ def test_masks(ids, example_mask, num_steps, participates, weights, client_map, 
     x = rng.normal(size=(S, K, B, reference.FEATURES)).astype(np.float32)
     y = rng.integers(reference.CLASSES, size=(S, K, B)).astype(np.int32)
     algorithm, round_fn = compiled(client_map)
-    batch = CohortBatch(
-        client_ids=jnp.asarray(ids),
-        examples={"x": jnp.asarray(x), "y": jnp.asarray(y)},
-        key=jax.random.key(0),
-        round=jnp.int32(0),
+    batch = batch_of(
+        {"x": jnp.asarray(x), "y": jnp.asarray(y)},
+        ids=ids,
         example_mask=jnp.asarray(example_mask),
         num_steps=jnp.asarray(num_steps),
         weights=jnp.asarray(weights),

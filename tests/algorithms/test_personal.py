@@ -22,12 +22,13 @@ from fedjax_lab import (
 )
 from fedjax_lab.clients.leaves import WORDS, paths_of, split
 from fedjax_lab.models.batch_norm import BatchNorm
-from fedjax_lab.types import ClientBatch, Cohort, CohortBatch
+from fedjax_lab.types import ClientBatch, Cohort
 from fedjax_lab.wrappers import client_params
 from tests.algorithms.cases import N
 from tests.algorithms.cases.personal import CASES
 from tests.algorithms.compiled import begin, on_its_problem
 from tests.algorithms.problem import flat, initial_params, loss_fn, run_rounds, to_batch
+from tests.federations import batch_of
 from tests.models.test_decoder import LLAMA
 from tests.reference import problem as reference
 
@@ -388,12 +389,7 @@ def test_pfedme_keeps_the_state_of_a_gradient_transform_between_inner_steps(x64)
         inner_steps=3,
         gradient_transform=optax.trace(decay),
     )
-    batch = CohortBatch(
-        client_ids=jnp.zeros(1, jnp.int32),
-        examples=jnp.broadcast_to(jnp.asarray(target), (1, 2, 4, 2)),  # two local steps
-        key=jax.random.key(0),
-        round=jnp.int32(0),
-    )
+    batch = batch_of(jnp.broadcast_to(jnp.asarray(target), (1, 2, 4, 2)))  # two local steps
     state, _ = algorithm.round_fn(algorithm.init(jnp.zeros(2), 1), batch)
     w, theta, momentum = np.zeros(2), np.zeros(2), np.zeros(2)
     for _ in range(2):

@@ -5,11 +5,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_lab import CohortBatch, algorithms, models
+from fedjax_lab import algorithms, models
 from fedjax_lab.algorithms.representation import contrastive_loss, divergence
 from fedjax_lab.data import Examples
 from tests.algorithms import networks, problem
 from tests.algorithms.cases import N
+from tests.federations import batch_of
 from tests.reference import problem as reference
 from tests.reference.mlp_numpy import MLP
 
@@ -101,12 +102,7 @@ def test_a_shipped_model_on_stored_images(factory):
 
     model = models.build("lenet5_gradma", 10, padding="SAME")
     shape = (2, 3, 4, 8, 8, 1)  # S, K, B, H, W, C
-    batch = CohortBatch(
-        client_ids=jnp.arange(2),
-        examples=stored(shape),
-        key=jax.random.key(0),
-        round=jnp.int32(0),
-    )
+    batch = batch_of(stored(shape))
     params = jax.eval_shape(model.init, jax.random.key(0), jnp.zeros((1, *shape[3:])))
 
     def trace(algorithm):

@@ -8,10 +8,9 @@ import pytest
 from fedjax_lab import algorithms
 from tests.algorithms.cases import N
 from tests.algorithms.problem import (
-    flat,
+    assert_is_fedavg_after_one_step,
     initial_params,
     loss_fn,
-    run_rounds,
     to_batch,
     toy_loss,
     toy_path,
@@ -28,16 +27,7 @@ def test_without_memory_it_is_fedavg_after_one_gradient_step(x64):
     drawn = reference.make_rounds(23, 4, N, 3, 4, equal_steps=True, weighted=False)
     stem = algorithms.stem(loss_fn, client_lr=0.2, momentum=1.0)
     state = jax.jit(stem.init, static_argnums=1)(initial_params(), N, to_batch(drawn[0][1], 0))
-    x_1 = stem.params(state)
-    examples = [client.round_examples() for client in drawn[0][0]]
-    x_0 = flat(initial_params())
-    m_0 = np.mean([reference.gradient(x_0, e) for e in examples], axis=0)
-    np.testing.assert_allclose(flat(x_1), x_0 - 0.2 * m_0, rtol=0, atol=1e-12)
-    fedavg = algorithms.fedavg(loss_fn, client_lr=0.2)
-    state, _ = run_rounds(stem.round_fn, state, drawn)
-    expected, _ = run_rounds(fedavg.round_fn, fedavg.init(x_1, N), drawn)
-    ours, theirs = flat(stem.params(state)), flat(fedavg.params(expected))
-    np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-12)
+    assert_is_fedavg_after_one_step(stem, state, drawn, atol=1e-12)
 
 
 def gradient_descent(a, b, rate, steps):

@@ -10,6 +10,7 @@ import pytest
 
 from fedjax_lab import algorithms, data, models, with_frozen
 from fedjax_lab.clients.batch_statistics import counts_padding
+from tests.federations import of_sizes
 
 B, F = 6, 5
 KEY = jax.random.key(0)
@@ -180,8 +181,7 @@ def test_the_librarys_models_are_left_alone(name, options, examples):
 
 def federation(sizes):
     rng = np.random.default_rng(0)
-    x = rng.normal(size=(sum(sizes), F)).astype(np.float32)
-    return data.partition((x, np.zeros(len(x), np.int32)), np.repeat(np.arange(2), sizes), 2)
+    return of_sizes(sizes, rng.normal(size=(sum(sizes), F)).astype(np.float32))
 
 
 def run(loss_fn, sizes, build=algorithms.fedavg, params=None, **options):

@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from fedjax_lab import CohortBatch, algorithms
+from fedjax_lab import algorithms
 from fedjax_lab.clients.local import Gradient, Step
 from fedjax_lab.types import ClientBatch
+from tests.federations import batch_of
 
 D = 5
 
@@ -92,13 +93,8 @@ def test_a_round_of_local_steps():
     x, y = x.reshape(2, 2, 3, D), y.reshape(2, 2, 3)
     mask = np.ones((2, 2, 3), bool)
     mask[1, 1, 1:] = False
-    batch = CohortBatch(
-        client_ids=jnp.arange(2, dtype=jnp.int32),
-        examples={"x": jnp.asarray(x, jnp.float32), "y": jnp.asarray(y, jnp.float32)},
-        key=jax.random.key(0),
-        round=jnp.int32(0),
-        example_mask=jnp.asarray(mask),
-    )
+    examples = {"x": jnp.asarray(x, jnp.float32), "y": jnp.asarray(y, jnp.float32)}
+    batch = batch_of(examples, example_mask=jnp.asarray(mask))
     algorithm = algorithms.fedavg(loss_fn, client_lr=0.3, example_clip=0.4)
     start = {"w": jnp.asarray(w, jnp.float32), "b": jnp.float32(0.0)}
     state, _ = jax.jit(algorithm.round_fn)(algorithm.init(start, 2), batch)
@@ -151,13 +147,8 @@ WITH_FULL_GRADIENTS = {
 def test_the_rounds_examples_do_not_stand_in_under_noise(name):
     """There an example comes once for each pass; without noise that is nobody's harm."""
     x, y, _ = drawn(6)
-    batch = CohortBatch(
-        client_ids=jnp.arange(2, dtype=jnp.int32),
-        examples=jnp.tile(jnp.asarray([[0, 1], [2, 0]]), (2, 2, 1)),
-        key=jax.random.key(0),
-        round=jnp.int32(0),
-        source=as_step(x, y).examples,
-    )
+    indices = jnp.tile(jnp.asarray([[0, 1], [2, 0]]), (2, 2, 1))
+    batch = batch_of(indices, source=as_step(x, y).examples)
     everything = {"full_examples": jnp.arange(6).reshape(2, 3), "full_mask": jnp.ones((2, 3), bool)}
     params = {"w": jnp.ones(D), "b": jnp.float32(0.0)}
 

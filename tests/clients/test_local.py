@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 from jax.extend.core import ClosedJaxpr, Jaxpr
 
-from fedjax_lab import CohortBatch, algorithms, build_round
+from fedjax_lab import algorithms, build_round
 from fedjax_lab.clients.local import Gradient, Step
+from tests.federations import batch_of
 
 
 def test_an_infinite_loss_of_a_masked_example_is_left_out():
@@ -39,14 +40,8 @@ def test_no_client_has_a_copy_of_the_source_under_vmap():
     """Clients with unequal numbers of steps: a batched choice would copy all that it reads."""
     slots, steps, size, source = 3, 4, 2, jnp.arange(77.0)[:, None]
     algorithm = algorithms.fedavg(lambda w, x, key: (w - x[:, 0]) ** 2, client_lr=0.1)
-    batch = CohortBatch(
-        client_ids=jnp.arange(slots),
-        examples=jnp.zeros((slots, steps, size), jnp.int32),
-        key=jax.random.key(0),
-        round=jnp.int32(0),
-        num_steps=jnp.array([1, 2, 4]),
-        source=source,
-    )
+    indices, num_steps = jnp.zeros((slots, steps, size), jnp.int32), jnp.array([1, 2, 4])
+    batch = batch_of(indices, num_steps=num_steps, source=source)
     state = algorithm.init(jnp.float32(1.0), num_clients=slots)
     traced = jax.make_jaxpr(build_round(algorithm, "vmap"))(state, batch)
     found = set(_shapes(traced.jaxpr))
@@ -75,14 +70,8 @@ def test_many_steps_of_which_most_are_skipped(client_map, steps):
         ends.append(w)
     algorithm = algorithms.fedavg(lambda w, x, key: (w - x) ** 2, client_lr=lr)
     with jax.enable_x64(True):
-        batch = CohortBatch(
-            client_ids=jnp.arange(5),
-            examples=jnp.asarray(x),
-            example_mask=jnp.asarray(mask),
-            key=jax.random.key(0),
-            round=jnp.int32(0),
-            num_steps=jnp.asarray(num_steps),
-        )
+        masks = {"example_mask": jnp.asarray(mask), "num_steps": jnp.asarray(num_steps)}
+        batch = batch_of(jnp.asarray(x), **masks)
         round_fn = build_round(algorithm, client_map)
 
         def after(w):

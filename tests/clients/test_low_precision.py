@@ -8,7 +8,7 @@ import pytest
 
 from fedjax_lab import algorithms, build_round, data, simulate
 from fedjax_lab.clients.results import check_message
-from fedjax_lab.types import CohortBatch
+from tests.federations import batch_of
 
 CLIENTS = 1000
 LOW = (jnp.bfloat16, jnp.float16)
@@ -18,9 +18,8 @@ def linear(params, examples, key):
     return examples @ params["w"]
 
 
-def batch_of(clients, dtype, steps=1, value=1.0):
-    examples = jnp.full((clients, steps, 1, 4), value, dtype)
-    return CohortBatch(jnp.arange(clients), examples, jax.random.key(0), jnp.int32(0))
+def filled(clients, dtype, steps=1, value=1.0):
+    return batch_of(jnp.full((clients, steps, 1, 4), value, dtype))
 
 
 @pytest.mark.parametrize("dtype", LOW)
@@ -29,7 +28,7 @@ def test_a_mean_over_a_thousand_clients(dtype, client_map):
     """Every gradient is 1; added up one by one in bfloat16, thousandths stop at 0.5."""
     method = algorithms.fedavg(linear, client_lr=1.0)
     state = method.init({"w": jnp.zeros(4, dtype)}, CLIENTS)
-    state, metrics = build_round(method, client_map)(state, batch_of(CLIENTS, dtype))
+    state, metrics = build_round(method, client_map)(state, filled(CLIENTS, dtype))
     assert state.server.params["w"].dtype == dtype
     np.testing.assert_array_equal(np.asarray(state.server.params["w"], np.float32), -1)
     assert metrics["delta_norm"] == 2
@@ -42,7 +41,7 @@ def test_totals_and_rates_are_not_those_of_a_low_precision_loss():
 
     method = algorithms.fedavg(loss_fn, client_lr=0.3)
     state = method.init({"w": jnp.zeros(4)}, 1)
-    state, _ = build_round(method)(state, batch_of(1, jnp.float32))
+    state, _ = build_round(method)(state, filled(1, jnp.float32))
     np.testing.assert_allclose(state.server.params["w"], -0.3, rtol=1e-6)
     sizes = [3, 5, 7, 11, 13, 40, 61, 80, 90, 17]
     clients = data.from_clients({i: np.ones((n, 4), np.float32) for i, n in enumerate(sizes)})
@@ -60,9 +59,7 @@ def test_totals_and_rates_are_not_those_of_a_low_precision_loss():
 def test_a_transform_in_float32_moves_params_in_bfloat16(where, transform):
     method = algorithms.fedavg(linear, client_lr=0.5, **{where: transform})
     params = {"w": jnp.zeros(4, jnp.bfloat16)}
-    state, _ = build_round(method, "scan")(
-        method.init(params, 3), batch_of(3, jnp.bfloat16, steps=2)
-    )
+    state, _ = build_round(method, "scan")(method.init(params, 3), filled(3, jnp.bfloat16, steps=2))
     expected, memory = params, transform.init(params)
     for _ in range(2):
         gradient = {"w": jnp.ones(4, jnp.bfloat16)}
@@ -94,7 +91,7 @@ def test_a_rate_may_be_mapped_around_a_round():
     def after(rate):
         method = algorithms.fedavg(linear, client_lr=rate)
         state = method.init({"w": jnp.zeros(4)}, 2)
-        return build_round(method)(state, batch_of(2, jnp.float32))[0].server.params["w"]
+        return build_round(method)(state, filled(2, jnp.float32))[0].server.params["w"]
 
     rates = jnp.array([0.1, 0.2])
     np.testing.assert_allclose(jax.vmap(after)(rates), -np.outer(rates, np.ones(4)), rtol=1e-6)

@@ -6,7 +6,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_lab import CohortBatch
 from fedjax_lab.command.build import build_algorithm
 from fedjax_lab.command.commands import parse
 from fedjax_lab.command.config import DEFAULTS, RunConfig
@@ -22,6 +21,7 @@ from fedjax_lab.command.settings import PrivacySettings
 from fedjax_lab.data import Devices, Examples
 from fedjax_lab.data.cohort import Schedule
 from tests.algorithms import problem as softmax
+from tests.federations import batch_of, distance_loss
 from tests.reference import problem as reference
 from tests.reference.fafed_numpy import FAFED
 from tests.reference.stem_numpy import STEM
@@ -305,13 +305,8 @@ def _rounds(config, count, steps=1):
     state = algorithm.init(jnp.array([3.0, 4.0]), num_clients=1)
     round_fn = jax.jit(algorithm.round_fn)
     for round in range(count):
-        batch = CohortBatch(
-            client_ids=jnp.array([0]),
-            examples=jnp.tile(jnp.array([30.0, 40.0]), (1, steps, 1, 1)),
-            key=jax.random.key(0),
-            round=round,
-        )
-        state, _ = round_fn(state, batch)
+        examples = jnp.tile(jnp.array([30.0, 40.0]), (1, steps, 1, 1))
+        state, _ = round_fn(state, batch_of(examples, round))
     return np.asarray(algorithm.params(state))
 
 
@@ -419,13 +414,7 @@ def test_methods_that_look_inside_take_the_model(algorithm):
     assert not {"model", "preprocess"} & set(algorithm_options(algorithm))
     setup = build(RunConfig.of(algorithm=algorithm, option=("temperature=0.25",)))
     assert setup.algorithm.hyperparameters["temperature"] == 0.25
-    batch = CohortBatch(
-        client_ids=jnp.arange(2),
-        examples=jnp.zeros((2, 3, 4), jnp.int32),
-        key=jax.random.key(0),
-        round=jnp.int32(0),
-        source=setup.clients.examples,
-    )
+    batch = batch_of(jnp.zeros((2, 3, 4), jnp.int32), source=setup.clients.examples)
     state = setup.algorithm.init(setup.params, num_clients=20)
     after, _ = jax.eval_shape(setup.algorithm.round_fn, state, batch)  # traced, not compiled
     assert jax.tree.structure(after) == jax.tree.structure(state)
@@ -450,13 +439,7 @@ def test_the_compute_dtype_reaches_every_part_and_nothing_that_is_kept(algorithm
     assert config.record()["compute_dtype"] == "bfloat16"
     assert "compute_dtypebfloat16" in config.run_name()
     setup = build(config)
-    batch = CohortBatch(
-        client_ids=jnp.arange(2),
-        examples=jnp.zeros((2, 3, 4), jnp.int32),
-        key=jax.random.key(0),
-        round=jnp.int32(0),
-        source=setup.clients.examples,
-    )
+    batch = batch_of(jnp.zeros((2, 3, 4), jnp.int32), source=setup.clients.examples)
     state = setup.algorithm.init(setup.params, num_clients=20)
     traced = jax.make_jaxpr(setup.algorithm.round_fn)(state, batch)
     products = re.findall(r":(\w+)\[[^\]]*\] = dot_general", str(traced))
@@ -499,9 +482,6 @@ def test_devices_compressors_and_schedules_become_arguments():
     assert config.clock.devices() == Devices(time_budget=3.0, step_time_spread=0.5, dropout=0.1)
     assert "time_budget3.0" in config.run_name()
 
-    def loss_fn(params, examples, key):
-        return jnp.square(params["w"][None] - examples).sum(-1)
-
     config = RunConfig.of(
         algorithm="scaffold",
         compressor="top_k:0.5",
@@ -509,22 +489,17 @@ def test_devices_compressors_and_schedules_become_arguments():
         client_lr=0.2,
         client_lr_schedule="exponential:0.5",
     ).resolve()
-    algorithm = build_algorithm(config, loss_fn)
+    algorithm = build_algorithm(config, distance_loss)
     assert algorithm.name == "scaffold+top_k"
     # Two fields of 4 floats, of which 2 are sent with indices of 2 bits.
     assert algorithm.uplink({"w": jnp.zeros(4)}) == 2 * (2 * 4 + 1)
-    plain = build_algorithm(config.replace(compressor=None), loss_fn)
+    plain = build_algorithm(config.replace(compressor=None), distance_loss)
     state = plain.init({"w": jnp.zeros(2)}, 1)
     round_fn = jax.jit(plain.round_fn)
     moves = []
     for t in (0, 3):
-        batch = CohortBatch(
-            client_ids=jnp.zeros(1, jnp.int32),
-            examples=jnp.ones((1, 1, 1, 2)),
-            key=jax.random.key(0),
-            round=jnp.int32(t),
-        )
-        moves.append(np.asarray(plain.params(round_fn(state, batch)[0])["w"]))
+        after, _ = round_fn(state, batch_of(jnp.ones((1, 1, 1, 2)), t))
+        moves.append(np.asarray(plain.params(after)["w"]))
     np.testing.assert_allclose(moves, [[0.4, 0.4], [0.05, 0.05]], rtol=1e-6)
 
 

@@ -11,9 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from fedjax_lab import CohortBatch, algorithms
+from fedjax_lab import algorithms
 from fedjax_lab import compressors as c
 from tests.compressors.vectors import ALL
+from tests.federations import batch_of, distance_loss
 
 EXACT = {name: compressor for name, compressor in ALL.items() if compressor.direct is not None}
 EDGES = {  # of d = 33 coordinates: all of them, and one
@@ -78,18 +79,10 @@ def test_a_round_makes_no_message():
     def refuse(key, v):
         raise AssertionError("a message was made")
 
-    def loss_fn(params, examples, key):
-        return jnp.square(params["w"][None] - examples).sum(-1)
-
     algorithm = algorithms.cfedavg(
-        loss_fn, client_lr=0.1, compressor=dataclasses.replace(c.top_k(0.5), compress=refuse)
+        distance_loss, client_lr=0.1, compressor=dataclasses.replace(c.top_k(0.5), compress=refuse)
     )
-    batch = CohortBatch(
-        client_ids=jnp.arange(2),
-        examples=jnp.ones((2, 1, 1, 5)),
-        key=jax.random.key(0),
-        round=jnp.int32(0),
-    )
+    batch = batch_of(jnp.ones((2, 1, 1, 5)))
     state = algorithm.init({"w": jnp.zeros(5)}, num_clients=3)
     after, _ = jax.eval_shape(algorithm.round_fn, state, batch)  # traced only
     assert jax.tree.structure(after) == jax.tree.structure(state)

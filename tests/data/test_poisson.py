@@ -12,6 +12,7 @@ from fedjax_lab import data
 from fedjax_lab.data.client_sampling import SAMPLINGS
 from fedjax_lab.data.poisson import poisson_slots, sample_poisson
 from fedjax_lab.data.sampler import RoundKeys
+from tests.federations import of_sizes
 
 N, EXPECTED, ROUNDS = 60, 12, 4000
 
@@ -19,8 +20,7 @@ N, EXPECTED, ROUNDS = 60, 12, 4000
 def federation(sizes):
     """Clients of these sizes, with examples that are their own numbers."""
     owners = np.repeat(np.arange(len(sizes)), sizes)
-    examples = data.Examples(np.arange(len(owners))[:, None].astype(np.float32), owners)
-    return data.partition(examples, owners, num_clients=len(sizes), min_size=0)
+    return of_sizes(sizes, np.arange(len(owners))[:, None].astype(np.float32), owners)
 
 
 def same(key):

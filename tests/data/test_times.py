@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from fedjax_lab import data
 from fedjax_lab.data import ClientTimes, Devices, diurnal_availability
 from fedjax_lab.data.cohort import Schedule
+from tests.federations import of_sizes
 
 N, S, K = 12, 4, 6
 UP, DOWN = 600, 900  # bytes
@@ -26,8 +26,7 @@ SCHEDULE = Schedule(cohort_size=S, batch_size=2, local_steps=K, replace=True)  #
 @functools.cache
 def make_clients(sizes=(8,) * N):
     owners = np.repeat(np.arange(len(sizes)), sizes)
-    x = np.arange(len(owners), dtype=np.float32)[:, None]
-    return data.partition(data.Examples(x, owners.astype(np.int32)), owners, num_clients=len(sizes))
+    return of_sizes(sizes, np.arange(len(owners), dtype=np.float32)[:, None], owners)
 
 
 def draw(times, rounds, schedule=SCHEDULE, clients=None):
@@ -101,12 +100,7 @@ def test_probabilities_are_drawn_anew_for_each_round_and_client():
 
 def test_clients_without_data_are_not_there():
     sizes = (8, 0, 8, 0) + (8,) * (N - 4)
-    clients = data.partition(
-        data.Examples(np.zeros((80, 1), np.float32), np.zeros(80, np.int32)),
-        np.repeat(np.arange(N), sizes),
-        num_clients=N,
-        min_size=0,
-    )
+    clients = make_clients(sizes)
     schedule = SCHEDULE._replace(cohort_size=10)
     ids = draw(ClientTimes(availability=np.ones(N, bool)), 3, schedule, clients).client_ids
     np.testing.assert_array_equal(np.sort(ids, 1), np.tile(np.flatnonzero(sizes), (3, 1)))

@@ -11,7 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_lab import CohortBatch, data
+from fedjax_lab import data
+from tests.federations import batch_of
 from tests.tiers import few
 
 DOC = Path(__file__).parents[2] / "docs" / "your_own_model.md"
@@ -115,12 +116,8 @@ def test_the_parts_of_a_model_make_the_whole_and_a_round():
     parts = model.head(params, model.features(params, x, key), key)
     for logits in (h, parts):
         np.testing.assert_array_equal(logits, model.apply(params, x, key))
-    batch = CohortBatch(
-        client_ids=jnp.arange(2),
-        examples=data.Examples(jnp.zeros((2, 3, 4, 8, 8, 1), jnp.uint8), jnp.zeros((2, 3, 4), int)),
-        key=key,
-        round=jnp.int32(0),
-    )
+    images = jnp.zeros((2, 3, 4, 8, 8, 1), jnp.uint8)
+    batch = batch_of(data.Examples(images, jnp.zeros((2, 3, 4), int)))
     state, _ = jax.eval_shape(algorithm.round_fn, algorithm.init(params, 5), batch)  # traced only
     assert jax.tree.structure(algorithm.params(state)) == jax.tree.structure(params)
 

@@ -18,21 +18,23 @@ from fedjax_lab.machine.compiler import (
 from fedjax_lab.machine.target import here
 
 
-def test_collectives_are_counted_with_their_loops():
-    devices = tuple(jax.devices()[:4])
+def figures_of(function):
+    """Those of a function of 100 numbers, on four devices."""
+    devices, whole = tuple(jax.devices()[:4]), PartitionSpec()
     mesh = mesh_of(devices, "clients")
+    spread = jax.shard_map(function, mesh=mesh, in_specs=whole, out_specs=whole, check_vma=False)
+    shape = abstract(jax.ShapeDtypeStruct((100,), jnp.float32), devices)
+    return figures(*compile_for(here(), jax.jit(spread), shape))
 
+
+def test_collectives_are_counted_with_their_loops():
     def total(x):
         def body(i, x):
             return x + jax.lax.psum(x, "clients")
 
         return jax.lax.fori_loop(0, 5, body, x)
 
-    spread = jax.shard_map(
-        total, mesh=mesh, in_specs=PartitionSpec(), out_specs=PartitionSpec(), check_vma=False
-    )
-    shape = abstract(jax.ShapeDtypeStruct((100,), jnp.float32), devices)
-    found = figures(*compile_for(here(), jax.jit(spread), shape))
+    found = figures_of(total)
     assert found.collectives == (("all-reduce", 5, 5 * 400),)
     assert found.arguments == 400
 
@@ -71,17 +73,10 @@ def test_collectives_of_a_text_by_hand():
 
 
 def test_a_cohort_that_is_finite_is_run_once():
-    devices = tuple(jax.devices()[:4])
-    mesh = mesh_of(devices, "clients")
-
     def total(x):
         return run_until_finite(lambda look: jax.lax.psum(x, "clients") + look, tree.all_finite)
 
-    spread = jax.shard_map(
-        total, mesh=mesh, in_specs=PartitionSpec(), out_specs=PartitionSpec(), check_vma=False
-    )
-    shape = abstract(jax.ShapeDtypeStruct((100,), jnp.float32), devices)
-    found = figures(*compile_for(here(), jax.jit(spread), shape))
+    found = figures_of(total)
     assert found.collectives == (("all-reduce", 1, 400),)
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from fedjax_lab import algorithms, build_round
 from fedjax_lab.machine.trace_once import trace_once
-from fedjax_lab.types import CohortBatch
+from tests.federations import batch_of
 from tests.tiers import few
 
 
@@ -56,13 +56,8 @@ def test_a_round_traces_the_loss_once(client_map, has_steps):
         return (params - examples) ** 2
 
     slots, steps = 4, 3
-    batch = CohortBatch(
-        client_ids=jnp.arange(slots),
-        examples=jnp.ones((slots, steps, 2)),
-        key=jax.random.key(0),
-        round=jnp.int32(0),
-        num_steps=jnp.array([1, 2, 3, 3]) if has_steps else None,
-    )
+    num_steps = jnp.array([1, 2, 3, 3]) if has_steps else None
+    batch = batch_of(jnp.ones((slots, steps, 2)), num_steps=num_steps)
     algorithm = algorithms.fedavg(loss_fn, client_lr=0.1)
     state = algorithm.init(jnp.float32(0), num_clients=8)
     jax.jit(build_round(algorithm, client_map=client_map)).lower(state, batch)

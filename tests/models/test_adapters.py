@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from fedjax_lab import (
-    CohortBatch,
     algorithms,
     build_round,
     data,
@@ -24,6 +23,7 @@ from fedjax_lab import (
     with_secure_aggregation,
 )
 from fedjax_lab.simulation.evaluate import build_evaluation
+from tests.federations import batch_of
 from tests.models.test_decoder import CONFIGS
 from tests.tiers import few
 
@@ -57,9 +57,7 @@ class Linear:
 
     @classmethod
     def batch(cls):
-        return CohortBatch(
-            jnp.arange(S), (jnp.asarray(cls.x), jnp.asarray(cls.y)), jax.random.key(0), jnp.int32(0)
-        )
+        return batch_of((jnp.asarray(cls.x), jnp.asarray(cls.y)))
 
     @classmethod
     def twin(cls, train_down):

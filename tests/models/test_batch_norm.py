@@ -10,9 +10,10 @@ import numpy as np
 import optax
 import pytest
 
-from fedjax_lab import CohortBatch, algorithms, build_round, data, models, with_frozen
+from fedjax_lab import algorithms, build_round, data, models, with_frozen
 from fedjax_lab.models.batch_norm import BatchNorm
 from fedjax_lab.simulation.evaluate import build_evaluation, with_recomputed_statistics
+from tests.federations import batch_of
 from tests.tiers import few
 
 KEY = jax.random.key(0)
@@ -114,15 +115,9 @@ def padded_round(mask):
     """Two clients with one mini-batch of four places and weights 1 and 3; returns (x, batch)."""
     x = normal((2, 1, 4, 5))
     x[~mask] = np.inf  # what stands in the place of padding does not matter
-    batch = CohortBatch(
-        client_ids=jnp.arange(2),
-        examples=data.Examples(x, jnp.zeros((2, 1, 4), jnp.int32)),
-        key=KEY,
-        round=jnp.int32(0),
-        example_mask=jnp.asarray(mask),
-        weights=jnp.array([1.0, 3.0]),
-    )
-    return x, batch
+    examples = data.Examples(x, jnp.zeros((2, 1, 4), jnp.int32))
+    weights = jnp.array([1.0, 3.0])
+    return x, batch_of(examples, example_mask=jnp.asarray(mask), weights=weights)
 
 
 def test_server_averages_the_statistics_of_the_real_examples():

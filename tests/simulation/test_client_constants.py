@@ -14,6 +14,7 @@ from fedjax_lab import algorithms, build_round, data, simulate, sweep, tune, wit
 from fedjax_lab.data.cohort import Schedule
 from fedjax_lab.simulation.evaluate_personal import client_models
 from fedjax_lab.simulation.placement import Placement
+from tests.federations import of_sizes
 
 N, B, STEPS, LR = 4, 6, 3, 0.5
 RNG = np.random.default_rng(0)
@@ -50,7 +51,7 @@ def in_numpy():
 
 @pytest.fixture(scope="module")
 def clients():
-    return data.partition(EXAMPLES, OWNERS, N)
+    return of_sizes([B] * N, *EXAMPLES)
 
 
 FEDAVG = algorithms.fedavg(fedlc, client_lr=LR)

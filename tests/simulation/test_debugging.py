@@ -9,6 +9,7 @@ import pytest
 
 from fedjax_lab import algorithms, build_round, data, plan, simulate, sweep, tune
 from fedjax_lab.data import Devices
+from tests.federations import of_sizes
 
 N = 4
 SETTINGS = {"cohort_size": 2, "local_steps": 1, "batch_size": 2, "replace": True}
@@ -26,8 +27,7 @@ def build(client_lr):
 
 @functools.cache
 def make_clients():
-    x = np.ones((8, 1), np.float32)
-    return data.partition(data.Examples(x, np.zeros(8, int)), np.repeat(np.arange(N), 2), N)
+    return of_sizes([2] * N, np.ones((8, 1), np.float32))
 
 
 def run(client_lr=0.4, **changes):

@@ -27,6 +27,7 @@ from fedjax_lab.data import Devices
 from fedjax_lab.data.cohort import Schedule
 from fedjax_lab.simulation.history import History
 from fedjax_lab.simulation.loggers import CsvLogger
+from tests.federations import of_sizes
 
 N, ROUNDS, SEED = 8, 18, 1
 NUMBERS = np.arange(1.0, N + 1, dtype=np.float32)
@@ -45,8 +46,7 @@ FEDAVG = algorithms.fedavg(loss_fn, client_lr=0.1)
 @functools.cache
 def make_clients():
     x = np.repeat(NUMBERS, 2)[:, None]
-    examples = data.Examples(x, (10 * x[:, 0]).astype(np.int32))
-    return data.partition(examples, np.repeat(np.arange(N), 2), num_clients=N)
+    return of_sizes([2] * N, x, (10 * x[:, 0]).astype(np.int32))
 
 
 def run(algorithm=FEDAVG, **changes):

@@ -17,6 +17,7 @@ from fedjax_lab.simulation.evaluate_personal import (
     personal_scores,
 )
 from fedjax_lab.wrappers import client_params
+from tests.federations import of_sizes
 from tests.tiers import few
 
 OWNERS = np.array([0, 0, 0, 1, 3])  # client 2 has no data
@@ -36,8 +37,7 @@ def own_models(algorithm, clients, **more):
 
 @pytest.fixture(scope="module")
 def clients():
-    examples = data.Examples(VALUES[:, None], np.zeros(5, np.int32))
-    return data.partition(examples, OWNERS, num_clients=4, min_size=0)
+    return of_sizes([3, 1, 0, 1], VALUES[:, None])  # client 2 has no data
 
 
 def test_fine_tuning_goes_to_the_clients_own_data(clients):

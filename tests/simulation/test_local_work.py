@@ -7,6 +7,7 @@ import pytest
 
 from fedjax_lab import algorithms, build_round, data, simulate, sweep, tune
 from fedjax_lab.tuning.tune import Schedule
+from tests.federations import of_sizes
 
 SIZES, EPOCHS = np.array([5, 9, 0, 3, 8]), np.array([2, 1, 4, 0, 3])
 STEPS = EPOCHS * -(-SIZES // 4)
@@ -25,7 +26,7 @@ PARAMS = jnp.zeros(2)
 
 @pytest.fixture(scope="module")
 def clients():
-    return data.partition((X, np.zeros(len(X), np.int32)), OWNERS, 5, min_size=0)
+    return of_sizes(SIZES, X)
 
 
 @pytest.fixture(scope="module")

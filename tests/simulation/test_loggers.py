@@ -4,8 +4,6 @@ import csv
 import gzip
 import json
 import math
-import os
-import signal
 import struct
 import sys
 import types
@@ -19,7 +17,7 @@ from fedjax_lab.simulation.loggers import (
     WandbLogger,
     build_loggers,
 )
-from tests.simulation.test_run import run
+from tests.simulation.test_run import interrupt, run
 
 ROWS = [
     {"round": 2, "loss": 2.5, "bytes_up": 300, "accuracy": 0.25},
@@ -45,13 +43,8 @@ def test_hooks_see_every_row_of_a_run_that_goes_on(tmp_path):
         row.clear()
         raise KeyError("no such place")
 
-    def interrupt(row):
-        second.append(row)
-        if row["round"] == 4:
-            os.kill(os.getpid(), signal.SIGINT)
-
     with pytest.warns(RuntimeWarning, match=r"fails.* failed after round 2 with KeyError"):
-        cut = run(run_dir=tmp_path, on_row=[fails, interrupt])
+        cut = run(run_dir=tmp_path, on_row=[fails, second.append, interrupt])
     assert cut.interrupted
     assert second == cut.history
     assert broken == cut.history[:1]

@@ -1,9 +1,7 @@
 """A run becomes longer, ends early, or starts from a state: like one that was never touched."""
 
 import json
-import os
 import shutil
-import signal
 
 import jax
 import jax.numpy as jnp
@@ -25,6 +23,7 @@ from tests.simulation.test_run import (
     N,
     assert_same_bits,
     first_params,
+    interrupt,
     loss_fn,
     make_clients,
     run,
@@ -68,10 +67,6 @@ def test_more_rounds_equal_one_run_of_them(tmp_path, lengths):
 
 @pytest.mark.slow
 def test_an_interrupted_run_may_become_longer_or_shorter(tmp_path):
-    def interrupt(row):
-        if row["round"] == 4:
-            os.kill(os.getpid(), signal.SIGINT)
-
     assert run(rounds=10, run_dir=tmp_path / "cut", on_row=interrupt).interrupted
     forget_signal()
     for rounds in (7, 12):
@@ -218,10 +213,6 @@ def test_a_run_that_goes_on_has_no_summary_of_its_former_end(tmp_path):
 
 
 def test_stop_when_is_asked_of_the_rows_from_before_an_interruption(tmp_path):
-    def interrupt(row):
-        if row["round"] == 4:
-            os.kill(os.getpid(), signal.SIGINT)
-
     settings = {"rounds": 8, "run_dir": tmp_path, "algorithm": FEDAVG}
     assert run(**settings, on_row=interrupt).interrupted
     rows = []

@@ -4,8 +4,6 @@ That they are the right means, for every method and under every mask, is in
 ``tests/algorithms/test_contract.py``.
 """
 
-import dataclasses
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -17,6 +15,7 @@ from fedjax_lab.clients.metrics import OWN_METRICS
 from fedjax_lab.data.cohort import Schedule
 from fedjax_lab.recipes.control_error import build_control_error
 from fedjax_lab.recipes.flatness import loss_surface
+from tests.federations import of_sizes, reporting
 from tests.simulation.test_run import (
     N,
     assert_same_bits,
@@ -127,7 +126,7 @@ def test_the_norm_of_the_gradient_is_a_metric_like_any_other():
         return quadratic(params, examples, key), {"gradient_norm": jnp.linalg.norm(gradient["w"])}
 
     x = np.random.default_rng(0).normal(size=(6, 3)).astype(np.float32)
-    clients = data.partition(data.Examples(x, np.zeros(6, int)), np.repeat(np.arange(3), 2), 3)
+    clients = of_sizes([2] * 3, x)
     result = simulate(
         algorithms.fedavg(measured, client_lr=0.1), {"w": jnp.zeros(3)}, clients, rounds=1,
         cohort_size=3, local_epochs=1, batch_size=2, client_map="scan",
@@ -170,14 +169,7 @@ def test_the_librarys_own_names_are_refused(name):
 
 
 def test_clients_that_report_no_steps_are_told_of():
-    plain = algorithms.fedavg(loss_fn, client_lr=0.1)
-    (phase,) = plain.phases
-
-    def client_update(received, row, batch):
-        message, row, report = phase.client_update(received, row, batch)
-        return message, row, {"loss": report["loss"]}
-
-    own = dataclasses.replace(plain, phases=(phase._replace(client_update=client_update),))
+    own = reporting(algorithms.fedavg(loss_fn, client_lr=0.1), "loss")
     with pytest.raises(ValueError, match="algorithm is fedavg, whose clients report no local_step"):
         run(own)
 
@@ -228,9 +220,7 @@ def test_rows_have_the_mean_learning_rate_of_their_rounds(build, expected):
 @pytest.mark.parametrize("argument", ["gradient_transform", "step_transform"])
 def test_rows_have_the_share_of_clipped_steps(argument):
     """One client, of one example: its gradient is y - centre, and its steps go half the way."""
-    clients = data.partition(
-        data.Examples(np.array([[8.0]], np.float32), np.zeros(1, int)), np.zeros(1, int), 1
-    )
+    clients = of_sizes([1], np.array([[8.0]], np.float32))
     clip = optax.chain(optax.clip_by_global_norm(3.0), optax.add_decayed_weights(0.0))
     algorithm = algorithms.fedavg(
         lambda params, examples, key: 0.5 * jnp.square(params[None] - examples.x).sum(-1),

@@ -12,6 +12,7 @@ import fedjax_lab
 from fedjax_lab import algorithms, build_round, data, model_shardings, simulate, with_frozen
 from fedjax_lab.clients.model_axis import shard_largest
 from fedjax_lab.simulation.evaluate import build_client_evaluation, build_evaluation
+from tests import federations
 from tests.simulation.test_run import assert_same_bits
 
 CLIENTS = 8
@@ -26,16 +27,7 @@ def loss_fn(params, examples, key):
 
 @functools.cache
 def make_clients():
-    rng = np.random.default_rng(1)
-    return data.from_clients(
-        {
-            str(i): (
-                rng.normal(size=(n, 6)).astype(np.float32),
-                rng.normal(size=n).astype(np.float32),
-            )
-            for i, n in enumerate(rng.integers(6, 15, CLIENTS))
-        }
-    )
+    return federations.regression(CLIENTS, 6)
 
 
 def make_params(width=8):

@@ -7,6 +7,7 @@ import pytest
 
 from fedjax_lab import build_round, data, simulate, sweep
 from fedjax_lab.data.cohort import Schedule
+from tests.federations import of_sizes
 from tests.simulation.test_run import (
     FEDAVG,
     SCAFFOLD,
@@ -147,9 +148,7 @@ def test_bad_cohorts_are_refused(sampler, message):
 
 
 def test_clients_without_data_are_refused():
-    x = np.ones((8, 4), np.float32)
-    owners = np.array([0, 0, 1, 1, 3, 3, 4, 4])
-    clients = data.partition(data.Examples(x, np.zeros(8, np.int32)), owners, 6, min_size=0)
+    clients = of_sizes([2, 2, 0, 2, 2, 0], np.ones((8, 4), np.float32))
     with pytest.raises(ValueError, match=r"the clients \[2\] have no data"):
         simulate(
             FEDAVG, first_params(), clients, rounds=1, sample_cohort=lambda key, t: jnp.arange(3),

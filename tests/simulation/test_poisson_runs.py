@@ -8,22 +8,16 @@ import pytest
 
 from fedjax_lab import algorithms, data, simulate, sweep
 from fedjax_lab.data.poisson import poisson_slots
+from tests import federations
 from tests.data.test_poisson import with_slots
+from tests.federations import softmax_loss
 
 SETTINGS = {"cohort_size": 6, "local_steps": 2, "batch_size": 4, "rounds": 4, "eval_every": 2}
 
 
 def problem():
     """(loss, 24 clients, params)."""
-    rng = np.random.default_rng(0)
-    x = rng.normal(size=(240, 5)).astype(np.float32)
-    examples = data.Examples(x, (x.sum(1) > 0).astype(np.int32))
-
-    def loss(params, examples, key):
-        logits = examples.x @ params
-        return -jax.nn.log_softmax(logits)[jnp.arange(len(examples.y)), examples.y]
-
-    return loss, data.partition(examples, "iid", num_clients=24, seed=0), jnp.zeros((5, 2))
+    return softmax_loss, federations.signs(5), jnp.zeros((5, 2))
 
 
 def run(name="scaffold", **options):

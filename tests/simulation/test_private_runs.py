@@ -10,7 +10,6 @@ import pytest
 from fedjax_lab import (
     algorithms,
     build_round,
-    data,
     simulate,
     with_attack,
     with_dp,
@@ -24,22 +23,18 @@ from fedjax_lab.wrappers.ledger import (
     record_cohorts,
     resume_privately,
 )
+from tests import federations
+from tests.federations import softmax_loss
 from tests.wrappers.teller import D, N, batch_of, params, teller, to_vector
 
 DELTA = 1e-3
 SETTINGS = {"cohort_size": 6, "local_steps": 1, "batch_size": 4, "client_map": "scan", "seed": 3}
-X = np.random.default_rng(0).normal(size=(240, 100)).astype(np.float32)
-EXAMPLES = data.Examples(X, (X.sum(1) > 0).astype(np.int32))
-CLIENTS, START = data.partition(EXAMPLES, "iid", num_clients=24, seed=0), jnp.zeros((100, 2))
+CLIENTS, START = federations.signs(100), jnp.zeros((100, 2))
 TURNS = math.ceil(CLIENTS.num_available / SETTINGS["cohort_size"])
 
 
-def loss_fn(params, examples, key):
-    return -jax.nn.log_softmax(examples.x @ params)[jnp.arange(len(examples.y)), examples.y]
-
-
 def private(noise=2.0, delta=None, method=algorithms.fedavg, clip=1.0, **options):
-    return with_dp(method(loss_fn, client_lr=0.1), clip, noise, delta, **options)
+    return with_dp(method(softmax_loss, client_lr=0.1), clip, noise, delta, **options)
 
 
 def run(algorithm, state=None, rounds=1, **changes):
@@ -217,11 +212,11 @@ def test_correlated_noise_does_not_go_on_in_another_run():
 
 def test_example_noise_does_not_go_on_in_another_run():
     """A state does not say what its clients drew; without noise there is nothing to draw."""
-    noised = algorithms.fedavg(loss_fn, client_lr=0.1, example_clip=1.0, example_noise=1.0)
+    noised = algorithms.fedavg(softmax_loss, client_lr=0.1, example_clip=1.0, example_noise=1.0)
     state = noised.init(START, CLIENTS.num_clients)
     with pytest.raises(ValueError, match=r"state is set, and fedavg has example_noise 1\.0; .*"):
         run(noised, state)
-    without = algorithms.fedavg(loss_fn, client_lr=0.1, example_clip=1.0, example_noise=0.0)
+    without = algorithms.fedavg(softmax_loss, client_lr=0.1, example_clip=1.0, example_noise=0.0)
     assert resume_privately(without, state, Schedule(6, 4, 1), CLIENTS) is state
 
 

@@ -20,6 +20,7 @@ from fedjax_lab.simulation.evaluate import build_client_evaluation, build_evalua
 from fedjax_lab.simulation.placement import Placement
 from fedjax_lab.simulation.rounds import build_chunk
 from fedjax_lab.storage.checkpoint import Checkpoints
+from tests.federations import of_sizes
 from tests.tiers import few
 
 N, FEATURES, CLASSES = 6, 4, 3
@@ -29,10 +30,8 @@ SLOW = pytest.mark.slow
 @functools.cache
 def make_clients(seed=0, sizes=(5, 9, 12, 7, 20, 11)):
     rng = np.random.default_rng(seed)
-    owners = np.repeat(np.arange(N), sizes)
-    x = rng.normal(size=(len(owners), FEATURES)).astype(np.float32)
-    y = rng.integers(CLASSES, size=len(owners)).astype(np.int32)
-    return data.partition(data.Examples(x, y), owners, num_clients=N)
+    x = rng.normal(size=(sum(sizes), FEATURES)).astype(np.float32)
+    return of_sizes(sizes, x, rng.integers(CLASSES, size=len(x)).astype(np.int32))
 
 
 def loss_fn(params, examples, key):
@@ -68,6 +67,12 @@ def run(algorithm=SCAFFOLD, params=None, **changes):
     } | changes
     params = first_params() if params is None else params
     return simulate(algorithm, params, make_clients(), **arguments)
+
+
+def interrupt(row):
+    """Ctrl-C after round 4."""
+    if row["round"] == 4:
+        os.kill(os.getpid(), signal.SIGINT)
 
 
 def assert_same_bits(a, b):
@@ -131,8 +136,8 @@ def test_client_maps_give_the_same_run(client_map):
     assert actual.history[-1]["loss"] == pytest.approx(expected.history[-1]["loss"], rel=1e-4)
 
 
-@pytest.mark.slow
-def test_a_loss_is_traced_once_per_length_of_chunk():
+def counting_loss():
+    """(loss, a list that each of its traces makes longer, their number in a chunk of a run)."""
     traces = []
 
     def counted(params, examples, key):
@@ -148,7 +153,13 @@ def test_a_loss_is_traced_once_per_length_of_chunk():
     once = len(traces)
     assert once
     traces.clear()
-    run(algorithm, rounds=41)
+    return counted, traces, once
+
+
+@pytest.mark.slow
+def test_a_loss_is_traced_once_per_length_of_chunk():
+    counted, traces, once = counting_loss()
+    run(algorithms.fedavg(counted, client_lr=0.1), rounds=41)
     # As many rounds as one likes: the same one trace. The last chunk is shorter.
     # Once before, for what labels it compares.
     assert len(traces) == 2 * once + 1
@@ -167,10 +178,6 @@ def test_a_loss_is_traced_once_per_length_of_chunk():
 )
 def test_resume_equals_the_uninterrupted_run_bit_for_bit(tmp_path, algorithm, changes):
     whole = run(run_dir=tmp_path / "whole", algorithm=algorithm, **changes)
-
-    def interrupt(row):
-        if row["round"] == 4:
-            os.kill(os.getpid(), signal.SIGINT)
 
     cut = {"run_dir": tmp_path / "cut", "algorithm": algorithm, **changes}
     first = run(**cut, on_row=interrupt)

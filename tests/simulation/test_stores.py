@@ -20,6 +20,7 @@ from fedjax_lab import (
 from fedjax_lab.clients.host_table import HostTable
 from fedjax_lab.simulation.host_store import all_rows
 from fedjax_lab.wrappers.attacks import attackers
+from tests import federations
 from tests.simulation.test_run import assert_same_bits
 
 CLIENTS = 16
@@ -32,16 +33,7 @@ def loss_fn(params, examples, key):
 
 
 def make_clients():
-    rng = np.random.default_rng(1)
-    return data.from_clients(
-        {
-            str(i): (
-                rng.normal(size=(n, 5)).astype(np.float32),
-                rng.normal(size=n).astype(np.float32),
-            )
-            for i, n in enumerate(rng.integers(6, 15, CLIENTS))
-        }
-    )
+    return federations.regression(CLIENTS, 5)
 
 
 NOBODY = data.ClientTimes(availability=0.0)

@@ -13,6 +13,7 @@ from fedjax_lab.simulation.evaluate import build_client_evaluation, build_evalua
 from fedjax_lab.simulation.evaluate_personal import build_personal_evaluation
 from fedjax_lab.simulation.plan import plan
 from fedjax_lab.simulation.processes import Processes
+from tests.simulation import test_stores as stores
 from tests.simulation.test_run import assert_same_bits
 
 CLIENTS = 12
@@ -20,27 +21,15 @@ SETTINGS = {"rounds": 7, "cohort_size": 4, "local_steps": 2, "batch_size": 4, "e
 ROOMY, TIGHT = 100_000, 6_000  # bytes: TIGHT is enough for two rounds and not for four
 
 
-def loss_fn(params, examples, key):
-    x, y = examples
-    return (jnp.tanh(x @ params["w"] + params["b"]) - y) ** 2
-
-
 rng = np.random.default_rng(1)
 OWNERS = np.repeat(np.arange(CLIENTS), rng.integers(3, 31, CLIENTS))
 rng.shuffle(OWNERS)
 X = rng.normal(size=(len(OWNERS), 5)).astype(np.float32)
 Y = rng.normal(size=len(OWNERS)).astype(np.float32)
-PARAMS = {"w": jnp.linspace(-1, 1, 5), "b": jnp.zeros(())}
 METHODS = {
-    "fedavg": algorithms.fedavg(loss_fn, client_lr=0.1),
-    "scaffold": algorithms.scaffold(loss_fn, client_lr=0.1),
-    "mime": algorithms.mime(loss_fn, client_lr=0.1, momentum=0.9),
-    "stem": algorithms.stem(loss_fn, client_lr=0.1, momentum=0.5),
-    "gradma": algorithms.gradma(
-        loss_fn, client_lr=0.1, server_momentum=0.9, memory_decay=0.5, memory_size=12
-    ),
-    "fafed": algorithms.fafed(loss_fn, client_lr=0.1, momentum=0.9, second_moment_decay=0.9),
-    "cfedavg": algorithms.cfedavg(loss_fn, client_lr=0.1, compressor="top_k:0.5"),
+    **{name: stores.METHODS[name] for name in ("fedavg", "scaffold", "gradma", "fafed", "cfedavg")},
+    "mime": algorithms.mime(stores.loss_fn, client_lr=0.1, momentum=0.9),
+    "stem": algorithms.stem(stores.loss_fn, client_lr=0.1, momentum=0.5),
 }
 FULL = {"mime": {"full_examples": True}}
 
@@ -65,7 +54,7 @@ def as_run(schedule, rounds, eval_every, key=None):
 
 def run(name, clients, **settings):
     return simulate(
-        METHODS[name], PARAMS, clients, **{**SETTINGS, **FULL.get(name, {}), **settings}
+        METHODS[name], stores.PARAMS, clients, **{**SETTINGS, **FULL.get(name, {}), **settings}
     )
 
 
@@ -210,8 +199,8 @@ def test_rows_and_examples_on_the_host(folder, client_map, memory):
 @pytest.mark.slow
 def test_float64_stays_float64(x64, folder):
     wide = X.astype(np.float64) + 1e-12, Y.astype(np.float64)
-    method = algorithms.fedavg(loss_fn, client_lr=0.1)
-    params = jax.tree.map(lambda leaf: leaf.astype(jnp.float64), PARAMS)
+    method = algorithms.fedavg(stores.loss_fn, client_lr=0.1)
+    params = jax.tree.map(lambda leaf: leaf.astype(jnp.float64), stores.PARAMS)
     of = {}
     for name, divide in (("resident", data.partition), ("streamed", data.stream)):
         of[name] = simulate(method, params, divide(wide, OWNERS, CLIENTS), **SETTINGS)
@@ -236,7 +225,7 @@ def test_examples_that_are_not_finite_are_told_of():
 def test_a_plan_of_a_stream(folder):
     schedule = {"cohort_size": 4, "local_steps": 2, "batch_size": 4}
     found, other = (
-        plan(METHODS["fedavg"], PARAMS, clients, **schedule)
+        plan(METHODS["fedavg"], stores.PARAMS, clients, **schedule)
         for clients in (streamed(folder), resident())
     )
     assert found.plan == other.plan
@@ -247,7 +236,7 @@ def test_a_plan_of_a_stream(folder):
     ("needs", "said"),
     [
         (
-            lambda c: sweep(lambda: METHODS["fedavg"], PARAMS, c, points={}, **SETTINGS),
+            lambda c: sweep(lambda: METHODS["fedavg"], stores.PARAMS, c, points={}, **SETTINGS),
             "a sweep needs",
         ),
         (lambda c: build_client_evaluation(lambda *_: None, c), "build_client_evaluation needs"),
@@ -275,10 +264,10 @@ def test_a_stream_has_room_for_what_padded_slots_draw(options):
     owners = np.repeat(np.arange(40), [400, *[1] * 39])
     x = np.random.default_rng(0).normal(size=(439, 5)).astype(np.float32)
     examples, settings = data.Examples(x, x[:, 0]), SETTINGS | {"local_steps": 5} | options
-    method = algorithms.fedavg(loss_fn, client_lr=0.01)
+    method = algorithms.fedavg(stores.loss_fn, client_lr=0.01)
     assert_same_run(
-        simulate(method, PARAMS, data.stream(examples, owners, memory=ROOMY), **settings),
-        simulate(method, PARAMS, data.partition(examples, owners, 40), **settings),
+        simulate(method, stores.PARAMS, data.stream(examples, owners, memory=ROOMY), **settings),
+        simulate(method, stores.PARAMS, data.partition(examples, owners, 40), **settings),
     )
 
 

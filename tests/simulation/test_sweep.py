@@ -14,19 +14,16 @@ import pytest
 from scipy import stats
 
 from fedjax_lab import SweepResult, algorithms, data, simulate, sweep
-from fedjax_lab.data.cohort import Schedule
 from fedjax_lab.machine.device_memory import device_memory
 from fedjax_lab.simulation import sweep_program
-from fedjax_lab.simulation.computation import Computation
 from fedjax_lab.simulation.evaluate import build_evaluation
-from fedjax_lab.simulation.placement import Placement
-from fedjax_lab.simulation.rounds import build_chunk
 from fedjax_lab.simulation.sweep_program import group_size
 from fedjax_lab.simulation.sweep_result import list_points
 from fedjax_lab.storage.run_dir import MetricsFile
 from tests.simulation.test_run import (
     CLASSES,
     FEATURES,
+    counting_loss,
     first_params,
     loss_fn,
     make_clients,
@@ -141,21 +138,8 @@ def test_all_maps_of_runs_and_clients_give_the_runs_of_simulate(run_map, client_
 @pytest.mark.slow
 def test_groups_give_the_same_runs_with_one_program():
     options = {"points": {}, "seeds": range(11), "rounds": 4, "run_map": "scan"}
-    traces = []
-
-    def counted(params, examples, key):
-        traces.append(None)
-        return loss_fn(params, examples, key)
-
+    counted, traces, once = counting_loss()
     build = functools.partial(algorithms.fedavg, counted, client_lr=0.1)
-    clients, key = make_clients(), jax.random.key(0)
-    state = build().init(first_params(), clients.num_clients)
-    single = build_chunk(
-        Computation(build(), Schedule(3, 4, 2, replace=True)), Placement.of("scan")
-    )
-    single.lower(state, clients, key, jnp.int32(0), length=2)
-    once = len(traces)
-    traces.clear()
     whole = run(build, **options)
     assert whole.runs_at_once == 11
     # A program of many runs is traced as one of a single run; the check of labels is one more.

@@ -25,6 +25,7 @@ from fedjax_lab.simulation.stop import stop_on_signal
 from fedjax_lab.storage import run_dir as folder
 from fedjax_lab.storage.fingerprint import hash_arrays, hash_function, hash_program
 from fedjax_lab.storage.lock import RunDirLock
+from tests.federations import of_sizes
 from tests.simulation import test_run
 from tests.simulation.test_run import (
     FEDAVG,
@@ -533,8 +534,7 @@ def test_wrong_objects_get_one_sentence(arguments, message):
 def test_clients_with_broken_data_are_named():
     x = np.ones((2 * N, 4), np.float32)
     x[3, 1], x[8, 0] = np.nan, np.inf
-    examples = data.Examples(x, np.zeros(2 * N, np.int32))
-    clients = data.partition(examples, np.repeat(np.arange(N), 2), N)
+    clients = of_sizes([2] * N, x)
     with pytest.warns(UserWarning, match="2 examples of the clients 1, 4 have values"):
         test_run.simulate(
             FEDAVG, first_params(), clients, rounds=1, cohort_size=2, batch_size=2, local_steps=1

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_lab import Algorithm, CohortBatch, Phase, tree
+from fedjax_lab import Algorithm, CohortBatch, Phase, build_round, tree
 
 N, D = 9, 7  # clients; numbers of a field
 
@@ -64,3 +64,10 @@ def batch_of(messages, *, weights=None, participates=None, ids=None, seed=0, rou
         weights=None if weights is None else jnp.asarray(weights),
         participates=None if participates is None else jnp.asarray(participates),
     )
+
+
+def run(algorithm, batch, client_map="vmap"):
+    """(what the server got of each field [fields, 2 D], metrics) of a round."""
+    state = algorithm.init(params(batch.examples.dtype), N)
+    state, metrics = jax.jit(build_round(algorithm, client_map))(state, batch)
+    return np.stack([to_vector(field) for field in state.server["got"].values()]), metrics

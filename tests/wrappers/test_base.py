@@ -22,6 +22,7 @@ from fedjax_lab import (
 from fedjax_lab.round import Algorithm, Phase
 from fedjax_lab.wrappers import client_params
 from fedjax_lab.wrappers.base import State, Wrapper, add_metrics
+from tests.federations import distance_loss
 from tests.wrappers.teller import D, batch_of, params, teller, to_vector
 
 N, LIMIT = 4, 1.5
@@ -132,10 +133,7 @@ def test_other_exchanges_pass_and_places_are_counted():
 
 
 def test_the_models_of_clients_are_those_of_the_method_inside():
-    def loss_fn(params, examples, key):
-        return jnp.square(params["w"][None] - examples).sum(-1)
-
-    ditto = algorithms.ditto(loss_fn, client_lr=0.1)
+    ditto = algorithms.ditto(distance_loss, client_lr=0.1)
     algorithm = with_clipped_rows(ditto, LIMIT)
     state = algorithm.init({"w": jnp.arange(3.0)}, N)
     np.testing.assert_array_equal(client_params(algorithm, state, 1)["w"], [0, 1, 2])
@@ -153,11 +151,8 @@ def test_a_new_wrapper_keeps_to_the_order_of_the_others():
 
 
 def test_a_metric_of_the_same_name_is_refused():
-    def loss_fn(params, examples, key):
-        return jnp.square(params["w"][None] - examples).sum(-1)
-
     measured = with_client_metrics(
-        algorithms.scaffold(loss_fn, client_lr=0.1), row_norm=lambda params, gradient: 0.0
+        algorithms.scaffold(distance_loss, client_lr=0.1), row_norm=lambda params, gradient: 0.0
     )
     algorithm = with_clipped_rows(measured, LIMIT)
     batch = batch_of(np.ones((2, 2, D)))._replace(examples=jnp.ones((2, 1, 2, 3)))

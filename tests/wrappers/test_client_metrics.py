@@ -4,7 +4,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_lab import algorithms, data, simulate, tree, with_client_metrics, with_compression
+from fedjax_lab import algorithms, simulate, tree, with_client_metrics, with_compression
+from tests.federations import of_sizes
 
 LR, STEPS, SIZES = 0.3, 3, (2, 3, 4)
 
@@ -18,11 +19,9 @@ def points():
 
 
 def run(algorithm, **settings):
-    owners = np.repeat(np.arange(3), SIZES)
-    clients = data.partition(data.Examples(points(), np.zeros(9, int)), owners, 3)
     # A mini-batch of 4 is all that a client has, and some of it is masked.
     return simulate(
-        algorithm, {"w": jnp.zeros(5)}, clients, cohort_size=3, batch_size=4,
+        algorithm, {"w": jnp.zeros(5)}, of_sizes(SIZES, points()), cohort_size=3, batch_size=4,
         client_map="scan", **{"local_steps": STEPS, "rounds": 2, "eval_every": 1, **settings},
     )  # fmt: skip
 

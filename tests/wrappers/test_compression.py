@@ -12,7 +12,6 @@ import pytest
 
 from fedjax_lab import (
     Algorithm,
-    CohortBatch,
     Phase,
     algorithms,
     build_round,
@@ -28,6 +27,7 @@ from fedjax_lab.clients.store import zero_row_per_client
 from fedjax_lab.wrappers.compression import message_key
 from tests.algorithms.cases import N
 from tests.algorithms.problem import flat, initial_params, loss_fn, stack_rounds, to_batch
+from tests.federations import batch_of
 from tests.reference import cfedavg_numpy
 from tests.reference import problem as reference
 
@@ -469,8 +469,6 @@ def test_a_downlink_compresses_what_is_shared(name):
         assert wrapped.downlink(params) == compressors.top_k(0.5).bytes(6)
         state = wrapped.init(params, num_clients=4)
         for t in range(3):
-            ids, key = jnp.arange(4), jax.random.key(t)
-            batch = CohortBatch(ids, {"x": jnp.asarray(x[t])}, key, jnp.int32(t))
-            state, _ = wrapped.round_fn(state, batch)
+            state, _ = wrapped.round_fn(state, batch_of({"x": jnp.asarray(x[t])}, t))
         ends.append(wrapped.params(state)["w"])
     np.testing.assert_array_equal(*ends)

@@ -27,6 +27,7 @@ from fedjax_lab.wrappers import client_params
 from tests.algorithms import compiled
 from tests.algorithms import problem as softmax
 from tests.algorithms.cases import MAIN, N
+from tests.federations import of_sizes
 from tests.reference import problem as reference
 
 MIXING = np.eye(reference.FEATURES) + 0.3 * np.eye(reference.FEATURES, k=1)
@@ -101,7 +102,7 @@ def toy():
     rng = np.random.default_rng(0)
     x = rng.normal(size=(80, INPUTS)).astype(np.float32)
     y = rng.integers(CLASSES, size=80).astype(np.int32)
-    clients = data.partition(data.Examples(x, y), np.repeat(np.arange(4), 20), num_clients=4)
+    clients = of_sizes([20] * 4, x, y)
     frozen = {"body": jnp.asarray(rng.normal(size=(INPUTS, WIDTH)).astype(np.float32) / 10)}
     return clients, data.Examples(x, y), frozen, {"head": jnp.zeros((WIDTH, CLASSES))}
 

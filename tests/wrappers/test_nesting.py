@@ -21,8 +21,7 @@ from fedjax_lab import (
     with_update_metrics,
 )
 from tests.algorithms.cases import N
-from tests.algorithms.problem import flat, initial_params, loss_fn, to_batch
-from tests.reference import problem as reference
+from tests.algorithms.problem import drawn, flat, initial_params, loss_fn
 
 WRAP = {
     "personal": lambda a: with_personal(a, lambda path: path == "b"),
@@ -48,8 +47,7 @@ def plain():
 
 
 def batches():
-    made = reference.make_rounds(3, 2, cohort_size=4, max_steps=3, batch_size=4, equal_steps=True)
-    return [to_batch(padded, t)._replace(weights=None) for t, (_, padded) in enumerate(made)]
+    return drawn(2, equal_steps=True, has_weights=False)
 
 
 def finish(algorithm):

@@ -1,6 +1,5 @@
 """Personal leaves: against NumPy, at the edges, and in what is sent and kept."""
 
-import dataclasses
 import functools
 
 import jax
@@ -27,6 +26,7 @@ from tests.algorithms.problem import (
     run_rounds,
     to_batch,
 )
+from tests.federations import reporting
 from tests.reference import problem as reference
 from tests.reference.base import cohort_weights, participants
 
@@ -230,16 +230,7 @@ def test_it_goes_into_compression_and_not_over_it():
 
 
 def test_what_lacks_the_local_model_is_refused():
-    method = algorithms.fedavg(loss_fn, client_lr=RATE)
-    (phase,) = method.phases
-
-    def client_update(received, row, batch):
-        message, row, report = phase.client_update(received, row, batch)
-        return message, row, {"loss": report["loss"]}
-
-    reports_less = dataclasses.replace(
-        method, phases=(phase._replace(client_update=client_update),)
-    )
+    reports_less = reporting(algorithms.fedavg(loss_fn, client_lr=RATE), "loss")
     with pytest.raises(ValueError, match="no entry 'local_params'; with_personal requires"):
         run(with_personal(reports_less, is_bias), rounds(1))
 

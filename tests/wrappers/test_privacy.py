@@ -19,10 +19,11 @@ from fedjax_lab import (
     with_compression,
     with_dp,
 )
+from tests import federations
 from tests.algorithms.cases import MAIN
 from tests.algorithms.cases import N as CLIENTS
-from tests.algorithms.problem import CLIENT_MAPS, initial_params, loss_fn, to_batch
-from tests.reference import problem as reference
+from tests.algorithms.problem import CLIENT_MAPS, drawn, finish, loss_fn
+from tests.federations import softmax_loss
 from tests.tiers import few
 from tests.wrappers.teller import D, N, batch_of, params, teller, to_vector
 
@@ -192,19 +193,6 @@ def test_exchanges_have_their_own_noise():
     assert np.abs(sums[0] - sums[1]).min() > 1e-6
 
 
-def drawn(count=3):
-    made = reference.make_rounds(3, count, cohort_size=4, max_steps=3, batch_size=4)
-    return [to_batch(padded, t)._replace(weights=None) for t, (_, padded) in enumerate(made)]
-
-
-def finish(algorithm, batches, client_map="vmap"):
-    round_fn = jax.jit(build_round(algorithm, client_map))
-    state = jax.jit(lambda p, b: algorithm.init(p, CLIENTS, b))(initial_params(), batches[0])
-    for batch in batches:
-        state, metrics = round_fn(state, batch)
-    return state, metrics
-
-
 @pytest.mark.parametrize(
     ("name", "client_map"),
     [("scaffold", "vmap")]
@@ -213,8 +201,8 @@ def finish(algorithm, batches, client_map="vmap"):
 @pytest.mark.slow
 def test_without_noise_and_far_from_the_clip_it_is_the_plain_method(name, client_map, x64):
     plain = getattr(algorithms, name)(loss_fn, client_lr=0.2)
-    expected, _ = finish(plain, drawn(5), client_map)
-    actual, metrics = finish(with_dp(plain, 1e6, 0.0), drawn(5), client_map)
+    expected, _ = finish(plain, drawn(5, has_weights=False), client_map)
+    actual, metrics = finish(with_dp(plain, 1e6, 0.0), drawn(5, has_weights=False), client_map)
     chex.assert_trees_all_close(actual.server.inner, expected.server, atol=1e-12)
     chex.assert_trees_all_close(actual.clients, expected.clients, atol=1e-12)
     assert metrics["clipped_clients"] == 0
@@ -282,7 +270,7 @@ FEW = ("fedavg", *REFUSED)
 def test_every_method(case):
     """Those that are not refused run, keep their bytes, and keep still where nobody comes."""
     plain = case.build(case.problem.loss)
-    start, batches = case.problem.initial_params(), drawn(2)
+    start, batches = case.problem.initial_params(), drawn(2, has_weights=False)
     if case.id in REFUSED:
         with pytest.raises(ValueError, match=rf"algorithm is {case.id}, .*{REFUSED[case.id]}"):
             with_dp(plain, 1.0, 0.1).init(start, CLIENTS)
@@ -485,14 +473,7 @@ def test_a_delta_that_promises_nothing_is_told_of():
 
 
 def digits():
-    train, _ = data.load("digits")
-    train = data.Examples(train.x[:400].reshape(400, -1) / 16, train.y[:400])
-
-    def loss(params, examples, key):
-        logits = examples.x @ params
-        return -jax.nn.log_softmax(logits)[jnp.arange(len(examples.y)), examples.y]
-
-    return loss, data.partition(train, "iid", num_clients=20, seed=0), jnp.zeros((64, 10))
+    return softmax_loss, federations.digits(400, 20)[1], jnp.zeros((64, 10))
 
 
 SETTINGS = {"cohort_size": 5, "local_steps": 1, "batch_size": 8, "client_map": "scan"}

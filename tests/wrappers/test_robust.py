@@ -15,8 +15,14 @@ from fedjax_lab import algorithms, build_round, with_robust_aggregation
 from fedjax_lab.wrappers import rules
 from tests.algorithms.cases import MAIN
 from tests.algorithms.cases import N as CLIENTS
-from tests.algorithms.problem import CLIENT_MAPS, flat, initial_params, loss_fn, to_batch
-from tests.reference import problem as reference
+from tests.algorithms.problem import (
+    CLIENT_MAPS,
+    drawn,
+    finish,
+    flat,
+    initial_params,
+    loss_fn,
+)
 from tests.reference import robust_numpy as twin
 from tests.tiers import few
 from tests.wrappers.teller import D, N, batch_of, params, teller, to_vector
@@ -277,21 +283,6 @@ def test_a_share_is_what_it_says():
 LIKE_A_MEAN = ("trimmed_mean:0", f"multi_krum:0:{4}", "norm_clip:1e9")
 
 
-def drawn(seed=3, count=3, **more):
-    options = {"cohort_size": 4, "max_steps": 3, "batch_size": 4, **more}
-    return [
-        to_batch(p, t) for t, (_, p) in enumerate(reference.make_rounds(seed, count, **options))
-    ]
-
-
-def finish(algorithm, batches, client_map="vmap", start_batch=None):
-    round_fn = jax.jit(build_round(algorithm, client_map))
-    state = jax.jit(lambda p: algorithm.init(p, CLIENTS))(initial_params())
-    for batch in batches:
-        state, metrics = round_fn(state, batch)
-    return state, metrics
-
-
 MEANS = [(name, rule) for name in ("fedavg", "scaffold") for rule in LIKE_A_MEAN]
 
 
@@ -302,7 +293,7 @@ MEANS = [(name, rule) for name in ("fedavg", "scaffold") for rule in LIKE_A_MEAN
 @pytest.mark.slow
 def test_rules_that_are_means_are_the_plain_method(name, rule, x64):
     plain = getattr(algorithms, name)(loss_fn, client_lr=0.2, server_lr=0.8)
-    batches = [b._replace(weights=None) for b in drawn(equal_steps=True)]
+    batches = drawn(equal_steps=True, has_weights=False)
     expected, _ = finish(plain, batches)
     actual, _ = finish(with_robust_aggregation(plain, rule), batches)
     chex.assert_trees_all_close(actual, expected, atol=1e-12)

@@ -13,10 +13,10 @@ from fedjax_lab import algorithms, build_round, with_secure_aggregation
 from fedjax_lab.wrappers import secure
 from tests.algorithms.cases import MAIN
 from tests.algorithms.cases import N as CLIENTS
-from tests.algorithms.problem import CLIENT_MAPS, initial_params, loss_fn, to_batch
-from tests.reference import problem as reference
+from tests.algorithms.problem import CLIENT_MAPS, drawn, finish, loss_fn
 from tests.tiers import few
-from tests.wrappers.teller import D, N, batch_of, params, teller, to_vector
+from tests.wrappers.teller import D, N, batch_of, params, run, teller, to_vector
+from tests.wrappers.test_privacy import REFUSED
 
 WEIGHTS = np.array([1, 2, 3, 4, 0.5, 1, 1, 2, 0.7])
 COUNT = np.array([1, 1, 0, 1, 1, 1, 1, 0, 1], bool)
@@ -127,12 +127,6 @@ def test_numbers_and_their_integers(bits):
     junk = np.uint32(0) if bits == 32 else np.uint32(0xFFFFFFFF) << np.uint32(bits)
     other = secure.decode(jnp.asarray(total ^ junk), bits, clip, largest, jnp.float32)
     np.testing.assert_array_equal(decoded, other)
-
-
-def run(algorithm, batch, client_map="vmap"):
-    state = algorithm.init(params(batch.examples.dtype), N)
-    state, metrics = jax.jit(build_round(algorithm, client_map))(state, batch)
-    return np.stack([to_vector(field) for field in state.server["got"].values()]), metrics
 
 
 @pytest.mark.parametrize(
@@ -246,19 +240,6 @@ def test_what_is_no_number_becomes_zero_and_is_counted():
     assert metrics["saturated"] == pytest.approx(2 / (7 * 2 * D))
 
 
-def drawn(count=3):
-    made = reference.make_rounds(3, count, cohort_size=4, max_steps=3, batch_size=4)
-    return [to_batch(padded, t) for t, (_, padded) in enumerate(made)]
-
-
-def finish(algorithm, batches, client_map="vmap"):
-    round_fn = jax.jit(build_round(algorithm, client_map))
-    state = jax.jit(lambda p: algorithm.init(p, CLIENTS))(initial_params())
-    for batch in batches:
-        state, _ = round_fn(state, batch)
-    return state
-
-
 @pytest.mark.parametrize(
     ("name", "client_map"),
     [("scaffold", "vmap")]
@@ -266,18 +247,11 @@ def finish(algorithm, batches, client_map="vmap"):
 )
 def test_it_is_the_plain_method_up_to_the_resolution(name, client_map, x64):
     plain = getattr(algorithms, name)(loss_fn, client_lr=0.2)
-    expected = finish(plain, drawn(6), client_map)
-    actual = finish(with_secure_aggregation(plain, 32, 8.0), drawn(6), client_map)
+    expected, _ = finish(plain, drawn(6), client_map)
+    actual, _ = finish(with_secure_aggregation(plain, 32, 8.0), drawn(6), client_map)
     chex.assert_trees_all_close(actual, expected, atol=1e-6)
 
 
-REFUSED = {
-    "gradma": "delta of each client",
-    "gradma_s": "delta of each client",
-    "fedexp": "delta of each client",
-    "local_only": "clients send no messages",
-    "fednova": "number of local steps of each client",
-}
 FEW = ("fedcm", *REFUSED)
 PARTS = ("fedper", "lg_fedavg", "fedbn", "fedrep", "fedbabu")  # clients send a part of the model
 

@@ -21,6 +21,7 @@ from fedjax_lab import (
 )
 from fedjax_lab.simulation.client_updates import ClientUpdates
 from fedjax_lab.simulation.processes import Processes
+from tests.federations import of_sizes
 from tests.reference.base import ReferenceClient
 from tests.reference.gradma_numpy import GradMA
 from tests.reference.scaffold_numpy import Scaffold
@@ -42,7 +43,7 @@ def loss_fn(params, examples, key):
 
 @pytest.fixture(scope="module")
 def clients():
-    return data.partition(data.Examples(X, np.zeros(len(X), int)), np.repeat(np.arange(N), B), N)
+    return of_sizes([B] * N, X)
 
 
 def cohorts(clients):
