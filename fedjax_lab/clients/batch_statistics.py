@@ -19,7 +19,7 @@ import jax
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
 
 from fedjax_lab.checks import warn
-from fedjax_lab.clients.metrics import apply_loss
+from fedjax_lab.clients.metrics import apply_loss, original_of
 from fedjax_lab.machine.target import tracing_with
 from fedjax_lab.types import Key, LossFn, Params, PyTree
 
@@ -71,7 +71,7 @@ def warn_of_batch_statistics(
         remembered.
       params, examples, key, mask: arguments of ``apply_loss``; only shapes are used.
     """
-    original = getattr(loss_fn, "original", loss_fn)
+    original = original_of(loss_fn)
     try:
         if original in _examined:
             return

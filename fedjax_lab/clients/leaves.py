@@ -18,7 +18,8 @@ from fedjax_lab.types import Params, PyTree
 # "blocks_0/dense/kernel"), or a function of the path.
 Leaves = str | Callable[[str], bool]
 
-_HEAD = r"(^|/)(classifier|decoder|decoder_bias|head|lm_head)(/|$)"
+_HEADS = ("classifier", "decoder", "decoder_bias", "head", "lm_head")
+_HEAD = rf"(^|/)({'|'.join(_HEADS)})(/|$)"
 # All of a layer called norm; of one with a longer name, such as attention_norm, the leaves that a
 # normalisation layer has, since a conv_norm may hold other layers, too.
 _NORM = (
@@ -71,6 +72,8 @@ def check_some(method: str, argument: str, leaves: Leaves, params: Params) -> No
         hint = ""
         if leaves == "norm":
             hint = " The model needs normalisation layers, such as models.mlp(norm='batch') has."
+        if leaves in ("head", "body"):
+            hint = f" The head is known by its name: {', '.join(_HEADS[:-1])} or {_HEADS[-1]}."
         raise ValueError(
             f"{argument} is {leaves!r}, which holds for {'all' if all(meant) else 'no'} leaves of "
             f"the params of {method}: {', '.join(paths)}.{hint} Give a pattern of their paths, or "

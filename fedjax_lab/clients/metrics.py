@@ -96,6 +96,15 @@ def mask_argument(
     return {"mask": mask}
 
 
+def original_of(loss_fn: LossFn) -> Callable[..., Any]:
+    """Return the caller's own function of a loss that a wrapper has made of it.
+
+    Args:
+      loss_fn: a loss.
+    """
+    return getattr(loss_fn, "original", loss_fn)
+
+
 def needs_constants(function: Callable[..., Any]) -> bool:
     """Return True if a function has an argument named ``constants`` without a default.
 
@@ -143,7 +152,7 @@ def with_constants(loss_fn: LossFn, constants: PyTree) -> LossFn:
     if not named:
         return loss_fn
     bound: Any = functools.partial(loss_fn, **named)
-    bound.original = getattr(loss_fn, "original", loss_fn)
+    bound.original = original_of(loss_fn)
     return bound
 
 

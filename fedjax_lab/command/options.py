@@ -78,7 +78,8 @@ def _of_text(setting: str, name: str) -> dict[str, bool]:
         function = find(setting, name)
     except (ValueError, TypeError, ImportError):  # a name that is checked elsewhere
         return {}
-    defaults, plain = defaults_of(function), (None, types.UnionType, typing.Union)
+    plain = (None, types.UnionType, typing.Union, typing.Literal)
+    defaults = defaults_of(function)
     return {
         option: _may_be_none(hint, defaults.get(option))
         for option, hint in _hints(function).items()
@@ -254,9 +255,19 @@ def _hints(function: Callable[..., Any]) -> dict[str, Any]:
         return {}
 
 
+def _choices_of(hint: Any) -> tuple[Any, ...]:
+    """Return the values that an annotation allows by ``Literal``; () if it allows others, too."""
+    if typing.get_origin(hint) is typing.Literal:
+        return typing.get_args(hint)
+    if typing.get_origin(hint) not in (types.UnionType, typing.Union):
+        return ()
+    parts = [(None,) if part is type(None) else _choices_of(part) for part in typing.get_args(hint)]
+    return tuple(value for part in parts for value in part) if all(parts) else ()
+
+
 def _kinds_of(hint: Any) -> set[type]:
     """Return the plain types that an annotation names."""
-    parts = (hint, *typing.get_args(hint))
+    parts = {hint, *typing.get_args(hint), *map(type, _choices_of(hint))}
     return {kind for kind in parts if isinstance(kind, type) and kind in _KINDS}
 
 
@@ -299,6 +310,13 @@ def _typed(what: str, value: Any, default: Any, hint: Any) -> Any:
     if not fits:
         example = "" if default in (REQUIRED, None) else f", such as {format_value(default)}"
         raise ValueError(f"{what} is {format_value(value)}; it must be {words}{example}.")
+    choices = _choices_of(hint)
+    if choices and (type(value), value) not in [(type(choice), choice) for choice in choices]:
+        known = [format_value(choice) for choice in choices]
+        hint = did_you_mean(format_value(value), known)
+        raise ValueError(
+            f"{what} is {format_value(value)}; it must be one of {', '.join(known)}.{hint}"
+        )
     return value
 
 

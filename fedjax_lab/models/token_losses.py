@@ -58,7 +58,9 @@ def answer_counts(
     There is no dropout.
 
     With ``tokens_per_row`` from ``data.scored_per_row``, the mean loss of a set is the mean over
-    its tokens, and ``build_evaluation`` adds its exponential as "perplexity".
+    its tokens, and ``build_evaluation`` adds its exponential as "perplexity". A part of the set,
+    such as one client's rows, has another number of tokens in a row: there the mean is not one over
+    tokens. Divide the sums of ``tokens_per_row=1`` by the number of its tokens.
 
     Args:
       apply: as in ``answer_loss``; called with the key None.

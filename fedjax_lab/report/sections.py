@@ -119,7 +119,9 @@ def tell_unknown_scores(runs: Sequence[Run]) -> None:
     """Warn if runs have scores, but none by which they could be ranked."""
     rows = {name for run in runs for row in run.rows for name in row}
     rows |= {name for run in runs for name in run.config.get("client_metrics", ())}
-    own = sorted(name for name in rows - OWN_METRICS if not name.startswith("client_"))
+    personal = "personal_"  # ``load_runs`` adds copies of these scores
+    copies = {f"{OWN}{name.removeprefix(personal)}" for name in rows if name.startswith(personal)}
+    own = sorted(name for name in rows - OWN_METRICS - copies if not name.startswith("client_"))
     if own and not metric_of(runs):
         warn(
             f"no run has {', '.join(_METRICS)}, by which a report ranks. The rows have "

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 
 from fedjax_lab import tree
 from fedjax_lab.checks import LAST_SEED, check_choice, check_int, is_traced, warn
+from fedjax_lab.clients.metrics import original_of
 from fedjax_lab.data import FederatedArrays
 from fedjax_lab.data.cohort import check_constants
 from fedjax_lab.data.streams import check_clients, check_resident
@@ -84,7 +85,7 @@ def client_models(
     constants = ()
     if client_constants is not None:
         constants = check_constants(client_constants, train.num_clients)
-    elif algorithm.loss_fn is not None and parameter_of(algorithm.loss_fn, "constants"):
+    elif (loss_fn := algorithm.loss_fn) and parameter_of(original_of(loss_fn), "constants"):
         warn(
             f"the loss of {algorithm.name} has an argument constants; if the run has "
             "client_constants, pass them to client_models, too: fine-tuning is without them."

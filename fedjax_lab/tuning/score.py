@@ -8,7 +8,12 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_lab import tree
-from fedjax_lab.clients.metrics import apply_loss, needs_constants, with_frozen_weights
+from fedjax_lab.clients.metrics import (
+    apply_loss,
+    needs_constants,
+    original_of,
+    with_frozen_weights,
+)
 from fedjax_lab.machine.keys import seeded
 from fedjax_lab.machine.trace_once import used_inputs
 from fedjax_lab.round import Algorithm
@@ -72,7 +77,7 @@ def evaluation_key(algorithm: Algorithm, params: Params, examples: PyTree) -> tu
 def _loss_of(algorithm: Algorithm) -> LossFn:
     if algorithm.loss_fn is None:
         raise ValueError(f"{algorithm.name} takes a model and no loss; set score to tune it.")
-    if needs_constants(algorithm.loss_fn):
+    if needs_constants(original_of(algorithm.loss_fn)):
         raise ValueError(
             f"the loss of {algorithm.name} has an argument constants without a default, and "
             "validation examples have no client: set score to tune it."

@@ -131,6 +131,7 @@ def with_frozen(
         own = with_constants(method(frozen).loss_fn, constants)
         return apply_loss(own, params, examples, key, mask)
 
+    loss.original = loss_fn  # type: ignore[attr-defined]
     phases = (_given(method, number, phase) for number, phase in enumerate(algorithm.phases))
     return dataclasses.replace(
         algorithm,

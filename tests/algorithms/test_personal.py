@@ -275,7 +275,7 @@ def test_bad_input(build, error, message):
 @pytest.mark.parametrize(
     ("method", "word"),
     [
-        (a.fedper(loss_fn, **LR), "personal is 'head', which holds for no leaves of .*: W, b"),
+        (a.fedper(loss_fn, **LR), r"which holds for no leaves of .*: W, b\. The head is known"),
         (a.lg_fedavg(loss_fn, **LR), "personal is 'body', which holds for all leaves"),
         (a.fedbn(loss_fn, **LR), r"holds for no .* needs normalisation layers, such as models.mlp"),
         (a.fedper(loss_fn, personal="w", **LR), "personal is 'w', which holds for no"),

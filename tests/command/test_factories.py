@@ -20,6 +20,8 @@ QUICK = ["--rounds", "4", "--eval-every", "2", "--cohort-size", "3", "--client-m
 FILES = {
     "methods.py": '''
         """Methods."""
+        from typing import Literal
+
         import jax
 
         from fedjax_lab.method import Algorithm, Common, LocalTraining, Phase, factory
@@ -27,7 +29,8 @@ FILES = {
 
 
         @factory
-        def halved(loss_fn, *, share: float = 1.0, flag: bool = True, **common) -> Algorithm:
+        def halved(loss_fn, *, share: float = 1.0, flag: bool = True, times: Literal[1, 2] = 1,
+                   way: Literal["1", "back"] | None = None, **common) -> Algorithm:
             """FedAvg that takes a share of the mean change."""
             training = LocalTraining(loss_fn, **common)
 
@@ -222,6 +225,9 @@ def test_clients_without_examples_are_taken_if_asked_for(package):
         ([*OWN, "--option", "sare=1"], "sare is not an option of own_pkg.methods:halved. Did you"),
         ([*OWN, "--option", "share=much"], "it must be a number"),
         ([*OWN, "--option", "flag=3"], "it must be true or false"),
+        ([*OWN, "--option", "way=bakc"], "is bakc; it must be one of 1, back, none. Did you"),
+        ([*OWN, "--option", "times=3"], "times of own_pkg.methods:halved is 3; it must be one"),
+        ([*OWN, "--option", "times=true"], "it must be an integer"),
         (
             [*OWN, "--model-option", "depth=3"],
             "depth is not an option of the model own_pkg.models:net",

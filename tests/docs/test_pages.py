@@ -3,6 +3,7 @@
 One of them does so in every run of the tests, the others with the documentation's examples.
 """
 
+import operator
 import re
 import shlex
 import sys
@@ -505,11 +506,25 @@ def test_tuning():
     assert 0 < page["by_accuracy"].scores["fedavg"][0] <= 1
 
 
+def perplexities(model, params, clients):
+    """Those of the scored tokens of each client, in NumPy."""
+    for start, size in zip(clients.starts, clients.sizes, strict=True):
+        rows = clients.indices[start : start + size]
+        x, y = jax.tree.map(operator.itemgetter(rows), tuple(clients.examples))
+        chances = np.asarray(jax.nn.softmax(model.apply(params, x)), float)
+        right = np.take_along_axis(chances, np.maximum(y, 0)[..., None], 2)[..., 0]
+        yield np.exp(-np.log(right[np.asarray(y) >= 0]).mean())
+
+
 @pytest.mark.example
 def test_fine_tuning_a_decoder(tmp_path):
     pytest.importorskip("tokenizers")
     namespace = execute("guides/fine_tune_a_decoder.md")
     assert namespace["clients"].names == ("ann", "bob", "eve")
+    model, merged = namespace["model"], namespace["merged"]
+    for client, perplexity in enumerate(perplexities(model, merged, namespace["clients"])):
+        nats, tokens = (values[client] for values in namespace["of_clients"])
+        np.testing.assert_allclose(np.exp(nats / tokens), perplexity, rtol=0.02)  # of bfloat16
     assert namespace["ffa"].uplink(namespace["up"]) < 0.6 * namespace["algorithm"].uplink(
         namespace["adapters"]
     )

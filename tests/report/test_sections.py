@@ -135,3 +135,6 @@ def test_scores_that_no_report_ranks_by_are_told(tmp_path):
     file.write_text(file.read_text().replace('"accuracy"', '"auc"'))
     with pytest.warns(UserWarning, match="no run has .* The rows have auc"):
         assert "fedavg" in format_report([tmp_path / "run"], "csv")
+    file.write_text(file.read_text().replace('"auc"', '"personal_auc"'))
+    with pytest.warns(UserWarning, match="The rows have personal_auc: return"):
+        format_report([tmp_path / "run"], "csv")

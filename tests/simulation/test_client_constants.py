@@ -153,6 +153,32 @@ def test_frozen_weights_and_clipped_examples_take_constants_too(clients):
     np.testing.assert_allclose(result.params, in_numpy(), atol=1e-6)
 
 
+def test_frozen_weights_add_no_constants_to_a_loss(clients, recwarn):
+    """``client_models`` warns of those that the caller's own loss takes, and ``tune`` of them."""
+
+    def build(loss):
+        plain = algorithms.fedavg(loss, client_lr=LR)
+        return algorithms.with_fine_tuning(plain, loss, steps=1, client_lr=LR)
+
+    def without(params, examples, key, frozen):
+        return fedlc(params + frozen, examples, key, CONSTANTS | {"margin": MARGIN[0]})
+
+    def reads(params, examples, key, frozen, constants):
+        return fedlc(params + frozen, examples, key, constants)
+
+    client_models(with_frozen(build, without, jnp.zeros((3, 3))), clients)
+    assert not recwarn
+    frozen = with_frozen(build, reads, jnp.zeros((3, 3)))
+    with pytest.warns(UserWarning, match=r"has an argument constants; .* is without them"):
+        client_models(frozen, clients)
+    with pytest.raises(ValueError, match=r"without a default.*set score"):
+        tune(
+            {"frozen": lambda client_lr: frozen}, {"client_lr": [0.1, 0.2]}, PARAMS, clients,
+            rounds=2, budget=2, finalists=1, cohort_size=2, local_steps=1, batch_size=2,
+            client_constants=CONSTANTS,
+        )  # fmt: skip
+
+
 def test_constants_are_sharded_like_client_rows_and_no_constants_of_a_program(clients):
     place = Placement.of("shard_map:2", "sharded")
     placed = place.clients(dataclasses.replace(clients, constants=CONSTANTS)).constants["margin"]
