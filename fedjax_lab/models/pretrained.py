@@ -232,8 +232,6 @@ def _checked(
         names += stored.names(leaf.shape)
     if (twice := repeated(names)) is not None:
         raise ValueError(f"rename has two leaves for {twice!r}.")
-    if missing := [name for name in names if name not in files.entries]:
-        raise ValueError(f"the files lack {_few(missing)}.")
     wanted = set(names)
     ignore = [ignore] if isinstance(ignore, str) else ignore
     left = [
@@ -241,6 +239,9 @@ def _checked(
         for name in files.entries
         if name not in wanted and not any(fnmatch.fnmatchcase(name, p) for p in ignore)
     ]
+    if missing := [name for name in names if name not in files.entries]:
+        besides = f"; they have {_few(left)} besides" if left else ""
+        raise ValueError(f"the files lack {_few(missing)}{besides}.")
     if left:
         raise ValueError(f"the files have {_few(left)} besides, for which the model has no place.")
     for leaf, stored in plan:

@@ -11,6 +11,7 @@ import numpy as np
 
 from fedjax_lab.checks import warn
 from fedjax_lab.clients.metrics import is_reserved
+from fedjax_lab.data.clock import ClientTimes
 from fedjax_lab.data.cohort import Schedule
 from fedjax_lab.descriptions import ARRAY, describe
 from fedjax_lab.simulation.chunks import Chunks
@@ -71,6 +72,7 @@ def identity(
     config: Mapping[str, Any],
     is_kept: bool,
     given: Schedule,
+    times: ClientTimes | None = None,
 ) -> Row:
     """Return the identity of a run, by name and by content: entries of config.json.
 
@@ -86,6 +88,7 @@ def identity(
       is_kept: whether there is a run directory. With one, or with several processes, arrays and
         functions are hashed; the program is hashed by ``with_program``.
       given: the schedule with the caller's arrays.
+      times: as of ``simulate``.
 
     Raises:
       ValueError: ``config`` has an entry of the run.
@@ -117,7 +120,7 @@ def identity(
         }
     if algorithm.personal is not None:
         entries["personal_models"] = True
-    if arrays := _arrays_of(given):
+    if arrays := _arrays_of(given, times):
         entries["arrays"] = arrays
     if is_kept or place.processes.is_multiprocess:
         entries["content"] = {
@@ -135,21 +138,30 @@ def identity(
     return entries
 
 
-def _arrays_of(schedule: Schedule) -> dict[str, Any]:
-    """Describe the arrays of a schedule, under the names of the arguments."""
-    found: dict[str, Any] = {}
+def _arrays_of(schedule: Schedule, times: ClientTimes | None) -> dict[str, Any]:
+    """Describe the caller's arrays, under the names of the arguments."""
     work = {"local_steps": schedule.local_steps, "local_epochs": schedule.local_epochs}
-    for name, given in work.items():
-        if np.ndim(given):
-            counts = np.asarray(given)
-            shown = f"{counts.min()} to {counts.max()}, mean {counts.mean():.4g}"
-            found[name] = {ARRAY: shown, "hash": hash_arrays(counts)}
+    found: dict[str, Any] = {name: _range_of(n) for name, n in work.items() if np.ndim(n)}
+    if times is not None:  # not those of a method, with the bytes of its messages
+        given = ((field, getattr(times, field.name)) for field in dataclasses.fields(times))
+        found["times"] = {
+            field.name: _range_of(value) if np.ndim(value) else value
+            for field, value in given
+            if np.ndim(value) or value != field.default
+        }
     if schedule.client_constants is not None:
         leaves = map(np.asarray, jax.tree.leaves(schedule.client_constants))
         shown = ", ".join(f"{leaf.dtype}{list(leaf.shape)}" for leaf in leaves)
         hashed = hash_arrays(schedule.client_constants)
         found["client_constants"] = {ARRAY: shown, "hash": hashed}
     return found
+
+
+def _range_of(values: Any) -> dict[str, str]:
+    values = np.asarray(values)
+    numbers = 1 * values  # of truth values, too
+    shown = f"{numbers.min():.6g} to {numbers.max():.6g}, mean {numbers.mean():.4g}"
+    return {ARRAY: shown, "hash": hash_arrays(values)}
 
 
 def with_program(entries: Row, run: Computation, place: Placement, chunks: Chunks) -> Row:

@@ -202,7 +202,7 @@ def simulate(
     asked.model_layout(run.params, run.frozen)  # this checks params_sharding
     functions = {"evaluate": evaluate, "diagnose": diagnose}
     entries = identity(
-        run, client_data, asked, functions, seed, config or {}, run_dir is not None, given
+        run, client_data, asked, functions, seed, config or {}, run_dir is not None, given, times
     )
     processes.agree({**entries, "run_dir": run_dir is not None, "every": every, **(config or {})})
     client_data.check(run)

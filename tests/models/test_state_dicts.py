@@ -130,7 +130,8 @@ def test_a_network_with_batch_norms():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"conv.weight": None}, "the files lack 'conv.weight'"),
+        ({"conv.weight": None}, r"the files lack 'conv.weight'\."),
+        ({"conv.weight": None, "c": np.zeros(2)}, "lack 'conv.weight'; they have 'c' besides"),
         ({"more": np.zeros(2, "f4")}, "the files have 'more' besides"),
         ({"out.bias": np.zeros(3, "f4")}, r"'out.bias' is float32\[3\]; it must be floats \[4\]"),
         ({"out.bias": np.zeros(4, int)}, r"'out.bias' is int64\[4\]; it must be floats"),

@@ -13,6 +13,8 @@ from fedjax_lab import algorithms, data, plan, simulate, sweep, with_buffered_ag
 from fedjax_lab.clients.costs import Costs
 from fedjax_lab.data import ClientTimes, Devices, diurnal_availability
 from fedjax_lab.data.cohort import Schedule
+from fedjax_lab.report.runs import load_runs
+from fedjax_lab.report.sections import sections_of
 from fedjax_lab.simulation.client_data import with_times
 from fedjax_lab.wrappers import with_compression, with_dp
 from tests.simulation.test_run import (
@@ -267,3 +269,23 @@ def test_methods_of_two_gradients_take_devices_of_any_kind():
         result = run(method, rounds=2, **options)
         assert np.isfinite(result.params["w"]).all()
     assert result.history[-1]["local_steps"] == 2
+
+
+@pytest.mark.parametrize("upload", [5.0, np.linspace(5.0, 9.0, N)], ids=["number", "array"])
+def test_a_report_compares_methods_whose_messages_take_unequal_time(upload, tmp_path):
+    """The clients are the same, though SCAFFOLD's rounds last longer; other clients are not."""
+
+    def evaluate(params):
+        return {"accuracy": np.abs(params["w"]).sum() / 100}
+
+    chosen = ClientTimes(2.0, upload=upload, availability=np.arange(N) < N - 1, deadline=500.0)
+    shared = {"evaluate": evaluate, "eval_every": 3}
+    for algorithm in (FEDAVG, SCAFFOLD):
+        run(algorithm, times=chosen, run_dir=tmp_path / algorithm.name, **shared)
+    other = dataclasses.replace(chosen, step_seconds=3.0)
+    run(FEDAVG, times=other, run_dir=tmp_path / "other", **shared)
+    sections = sections_of(load_runs([tmp_path]))
+    found = sorted([group.runs[0].path.name for group in s.groups] for s in sections)
+    assert [sorted(names) for names in found] == [["fedavg", "scaffold"], ["other"]]
+    shown = "5" if np.ndim(upload) == 0 else "5 to 9, mean 7"
+    assert all(f"upload: {shown}" in section.title for section in sections)
