@@ -125,7 +125,7 @@ class Program:
         # A program needs memory for its states at least twice: as arguments and as results.
         needed = needed_by(num_devices * (budget - shared) // (2 * tree.nbytes(state)))
         while needed > budget and self.size > multiple:  # what runs need grows with their number
-            fits = self.size * (budget - shared) // (needed - shared)
+            fits = self.size * (budget - shared) // max(1, needed - shared)
             needed = needed_by(min(fits, self.size - multiple))
         if needed > budget and max_bytes is not None:
             raise ValueError(
