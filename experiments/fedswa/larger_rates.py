@@ -34,7 +34,7 @@ as after the paper's 1,000. The rest is the setting of the ablations: Fashion-MN
     scales={
         "machine": Scale(
             columns={partition: _column(partition) for partition in (SKEWED, *MILDER)},
-            minutes=60,
+            minutes=75,
             seeds=tuple(range(11, 21)),
         ),
         "smoke": smoke(20, 5, ("FedAvg", "FedMoSWA"), partition="dirichlet_equal:0.1"),

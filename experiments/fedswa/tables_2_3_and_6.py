@@ -163,7 +163,7 @@ from tiny_imagenet.npz, and ViT-Base starts from random weights there, not from 
                 "FedSWA",
                 ("FedMoSWA",),  # the others' settings are those of the other column
             ),
-            minutes=60,
+            minutes=40,
             grid_points=3,
         ),
         "smoke": smoke(20, 5, ("FedAvg", "FedSWA", "FedMoSWA"), partition="dirichlet_equal:0.1"),

@@ -313,9 +313,9 @@ def _typed(what: str, value: Any, default: Any, hint: Any) -> Any:
     choices = _choices_of(hint)
     if choices and (type(value), value) not in [(type(choice), choice) for choice in choices]:
         known = [format_value(choice) for choice in choices]
-        hint = did_you_mean(format_value(value), known)
+        shown = format_value(value)
         raise ValueError(
-            f"{what} is {format_value(value)}; it must be one of {', '.join(known)}.{hint}"
+            f"{what} is {shown}; it must be one of {', '.join(known)}.{did_you_mean(shown, known)}"
         )
     return value
 

@@ -236,7 +236,8 @@ def test_a_leaf_that_does_not_exist_is_named(capsys, tmp_path):
 
 
 @pytest.mark.methods
-def test_a_sweep_says_what_it_does_not_see():
+def test_a_sweep_says_what_it_does_not_see(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # where it keeps its runs
     config = RunConfig.from_dict({**SETTING, "algorithm": "local_only"}).resolve()
     with pytest.warns(UserWarning, match="a sweep evaluates only the global model"):
         run_sweep(config, [{"client_lr": 0.1}], [0])
