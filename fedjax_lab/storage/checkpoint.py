@@ -7,6 +7,7 @@ import json
 import logging
 import os
 import shutil
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -263,13 +264,22 @@ class Checkpoints:
 
 @contextlib.contextmanager
 def _raised_not_logged() -> Iterator[None]:
-    """Suppress orbax's log of thread traces where it also raises the error."""
-    log = logging.getLogger("absl")
+    """Suppress orbax's log of thread traces where it also raises the error.
+
+    When one array cannot be read, orbax closes its event loop while others are still being read;
+    each of them would print a trace when it comes.
+    """
+    log, hook = logging.getLogger("absl"), sys.unraisablehook
     before, log.disabled = log.disabled, True
+    sys.unraisablehook = lambda found: None if _of_closed_loop(found) else hook(found)
     try:
         yield
     finally:
-        log.disabled = before
+        log.disabled, sys.unraisablehook = before, hook
+
+
+def _of_closed_loop(found: Any) -> bool:
+    return isinstance(found.exc_value, RuntimeError) and "loop is closed" in str(found.exc_value)
 
 
 def _listed(look: Callable[[], Any]) -> Any:

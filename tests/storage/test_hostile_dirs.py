@@ -4,7 +4,9 @@ import errno
 import json
 import os
 import re
+import sys
 
+import numpy as np
 import pytest
 
 from fedjax_lab import load_run
@@ -14,6 +16,7 @@ from fedjax_lab.machine.atomic_files import new_file
 from fedjax_lab.machine.json_file import parse_json
 from fedjax_lab.simulation.loggers import CsvLogger
 from fedjax_lab.simulation.sweep_log import SweepFolder
+from fedjax_lab.storage.checkpoint import Checkpoints
 from fedjax_lab.storage.lock import HOLDER, LOCK, RunDirLock
 from fedjax_lab.storage.run_dir import MetricsFile, open_run_dir, read_metrics, write_json
 from fedjax_lab.storage.run_path import check_run_dir
@@ -169,3 +172,21 @@ def test_planted_links_are_replaced_and_not_followed(tmp_path):
         RunDirLock(folder)
     assert found.value.errno == errno.ELOOP
     assert outside.read_text() == "kept"
+
+
+def test_a_damaged_checkpoint_costs_one_warning_and_no_trace(tmp_path, monkeypatch):
+    state = {f"layer_{i}": np.full((300, 300), i, np.float32) for i in range(12)}
+    saved = Checkpoints(tmp_path, "run")
+    for round in (1, 2):
+        saved.save(round, {}, {"rows": []}, state)
+    saved.close()
+    files = [file for file in (tmp_path / "2/params").rglob("d/*") if file.is_file()]
+    max(files, key=lambda file: file.stat().st_size).unlink()
+    traces = []
+    monkeypatch.setattr(sys, "unraisablehook", traces.append)
+    for _ in range(8):  # what is still being read when the first array fails differs
+        reader = Checkpoints(tmp_path, "run", read_only=True)
+        with pytest.warns(UserWarning, match="last intact checkpoint is that of round 1"):
+            assert reader.restore_params()[0] == 1
+        reader.close()
+    assert not traces
