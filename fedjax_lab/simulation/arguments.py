@@ -101,11 +101,7 @@ def check_simulate(
     """Check the types of ``simulate``'s first three arguments, and that there is a start.
 
     Args:
-      algorithm: should be an ``Algorithm``.
-      params: should be a pytree of arrays.
-      clients: should be ``FederatedArrays`` or ``FederatedStream``.
       state: given instead of ``params``, or None.
-      only_shapes: accept shapes in place of arrays, because nothing is run.
 
     Raises:
       TypeError: an argument has the wrong type.
@@ -190,9 +186,7 @@ def check_labels_of(
 
     Args:
       function: (params, examples [B, ...], frozen) -> anything.
-      params, frozen: their shapes count alone.
       examples: pytree [n, ...] of arrays, or of shapes where labels do not depend on the values.
-      batch_size: B.
       places: int [m], the examples to check; None: all.
 
     Returns:

@@ -88,7 +88,6 @@ class ChunkPlanner:
 
         Args:
           client_map: a name, "auto" and "measure" excepted.
-          length: rounds.
         """
         state, frozen = self._state._replace(frozen=()), self._state.frozen
         place = self._resolved(client_map)

@@ -90,11 +90,7 @@ class Chunks:
         return self._store.result(self.processes.local(state))
 
     def lower(self, length: int) -> jax.stages.Lowered:
-        """Lower the first program of a chunk without compiling it.
-
-        Args:
-          length: rounds.
-        """
+        """Lower the first program of a chunk without compiling it."""
         return self._lower(min(length, self._client_data.longest), length)
 
     def _lower(self, piece: int, length: int) -> jax.stages.Lowered:
@@ -120,7 +116,6 @@ class Chunks:
         """Compile the programs of a chunk; returns whether they are compiled.
 
         Args:
-          length: rounds.
           patiently: function that runs the compiler and returns whether it finished; None: it
             always finishes. With several processes, all give up together.
         """
@@ -146,12 +141,7 @@ class Chunks:
         return True
 
     def advance(self, first: int, length: int) -> Metrics:
-        """Run a chunk and return the metrics of its rounds, [length]; ``keep`` has to follow.
-
-        Args:
-          first: number of its first round.
-          length: its rounds.
-        """
+        """Run a chunk and return the metrics of its rounds, [length]; ``keep`` has to follow."""
         if self._run.on_nonfinite == "stop":
             self._before = jax.tree.map(jnp.copy, self._state)
         metrics = self._forward(first, length)
@@ -163,11 +153,6 @@ class Chunks:
         """Keep the first rounds of the last chunk, or all; returns their metrics, [length].
 
         Fewer rounds run again from the state before the chunk (``on_nonfinite="stop"``).
-
-        Args:
-          first: number of its first round.
-          length: rounds to keep.
-          metrics: of all of its rounds.
         """
         before, self._before = self._before, None
         if before is not None and length < len(metrics["participants"]):

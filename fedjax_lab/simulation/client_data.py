@@ -52,20 +52,11 @@ class ClientData:
         self.longest = eval_every
 
     def place(self, place: Placement) -> None:
-        """Copy the data to the devices that clients run on.
-
-        Args:
-          place: the run's.
-        """
+        """Copy the data to the devices that clients run on."""
         self.clients = self.index = place.clients(self.clients)
 
     def pieces(self, first: int, length: int) -> Iterator[tuple[int, int]]:
-        """Yield (first round, number of rounds) of the programs that make up a chunk.
-
-        Args:
-          first: number of its first round.
-          length: its rounds.
-        """
+        """Yield (first round, number of rounds) of the programs that make up a chunk."""
         for start in range(first, first + length, self.longest):
             yield start, min(self.longest, first + length - start)
 
@@ -73,17 +64,12 @@ class ClientData:
         """Return the data of some rounds; from ``ran`` on, the next ones are fetched.
 
         Args:
-          first: number of the first round.
           length: rounds, at most ``longest``.
         """
         return self.clients
 
     def ran(self, metrics: Metrics) -> None:
-        """Note that the program on the last ``take`` has been dispatched.
-
-        Args:
-          metrics: its results, which are ready when it has run.
-        """
+        """Note that the program on the last ``take`` has been dispatched."""
 
     def content(self) -> str:
         """Return a hash of examples and index."""
@@ -91,9 +77,6 @@ class ClientData:
 
     def check(self, run: Computation) -> None:
         """Refuse labels without a logit; warn of data and params that will not train.
-
-        Args:
-          run: the run that is fed.
 
         Raises:
           ValueError: a label is out of range.
@@ -178,11 +161,7 @@ class StreamedClientData(ClientData):
         )
 
     def place(self, place: Placement) -> None:
-        """See ``ClientData``.
-
-        Args:
-          place: the run's.
-        """
+        """See ``ClientData``."""
         self.index = place.clients(self.index)
         self.clients = self._first = place.clients(self.clients)
 
@@ -190,7 +169,6 @@ class StreamedClientData(ClientData):
         """See ``ClientData``.
 
         Args:
-          first: number of the first round.
           length: rounds, at most ``longest``.
         """
         if self._first is not None and first == 0 and length == min(self.longest, self._rounds):
@@ -215,11 +193,7 @@ class StreamedClientData(ClientData):
         return clients
 
     def ran(self, metrics: Metrics) -> None:
-        """See ``ClientData``.
-
-        Args:
-          metrics: of the rounds on what ``take`` gave last.
-        """
+        """See ``ClientData``."""
         if self._next is not None:  # by now, nothing refers to the chunk before that one
             piece, drawn = self._next
             self._ahead = piece, self._worker.submit(self._fetch, drawn, self._last)
@@ -231,11 +205,7 @@ class StreamedClientData(ClientData):
         return f"{self._stream.examples.content()[:16]} {hash_arrays(self._stream.index)}"
 
     def check(self, run: Computation) -> None:
-        """See ``ClientData``; whether examples are finite is checked when they are drawn.
-
-        Args:
-          run: the run that is fed.
-        """
+        """See ``ClientData``; whether examples are finite is checked when they are drawn."""
         self._check_model(run, self._stream)
 
     def record(self) -> dict[str, Any]:
@@ -291,11 +261,6 @@ def client_data_of(
 ) -> ClientData:
     """Open the clients' data of a run.
 
-    Args:
-      run: what is computed.
-      clients: the clients' data, on the device or a stream.
-      processes, progress: as in ``StreamedClientData``.
-
     Raises:
       TypeError, ValueError: the examples of a single round do not fit, or ``sample_cohort`` draws
         wrong cohorts.
@@ -317,8 +282,6 @@ def without_examples(
     """Return the data argument of a program of rounds, with shapes for a stream's examples.
 
     Args:
-      clients: the clients' data, on the device or a stream.
-      schedule: client sampling and mini-batches.
       length: requested number of rounds; fewer if they do not fit.
 
     Raises:
@@ -397,11 +360,7 @@ def with_times(
 
 
 def record_times(clients: FederatedArrays) -> dict[str, Any]:
-    """Return the entries of config.json about client times; empty if time is not simulated.
-
-    Args:
-      clients: the clients' data, as of ``with_times``.
-    """
+    """Return the entries of config.json about client times; empty if time is not simulated."""
     if clients.times is None:
         return {}
     names = ("over_selection", "deadline", "rounds_per_period")

@@ -69,7 +69,6 @@ class Computation:
         With client times, their seconds of a step have the gradients already.
 
         Args:
-          clients, key: as in ``Schedule.draw``.
           round: int32 scalar, counted from 0.
         """
         schedule = self.schedule
@@ -83,19 +82,12 @@ class Computation:
         The state has its own buffers, because the rounds donate them.
 
         Args:
-          params: the initial global model.
           clients: the clients' data. A first batch is drawn only if the method uses it.
-          key: PRNG key of the run.
-          frozen: the method's frozen weights.
         """
         return jax.tree.map(jnp.copy, self.init(params, clients, key, frozen)._replace(frozen=()))
 
     def init(self, params: Params, clients: FederatedArrays, key: Key, frozen: PyTree) -> FedState:
-        """Compute the state before round 0 with frozen weights; it may share buffers.
-
-        Args:
-          params, clients, key, frozen: as in ``start``.
-        """
+        """Compute the state before round 0 with frozen weights; it may share buffers."""
         batch = self.draw(clients, key, jnp.zeros((), jnp.int32))
         bound = dataclasses.replace(self.algorithm, frozen=frozen)
         with tracing_with(self.lowering):  # first estimates are gradients of the loss
@@ -103,11 +95,7 @@ class Computation:
         return record_cohorts(state, self.schedule, clients)
 
     def shapes(self, clients: FederatedArrays) -> FedState:
-        """Compute the shapes of a state without running anything.
-
-        Args:
-          clients: the clients' data, or their shapes.
-        """
+        """Compute the shapes of a state without running anything."""
         if self.state is not None:
             return self.state
         return jax.eval_shape(self.start, self.params, clients, self.key, self.frozen)
@@ -121,18 +109,11 @@ class Computation:
         return self.algorithm.params(state)
 
     def chunk_length(self, round: int) -> int:
-        """Return the number of rounds of the next chunk.
-
-        Args:
-          round: finished rounds.
-        """
+        """Return the number of rounds of the next chunk."""
         return min(self.eval_every, self.rounds - round)
 
     def guarantees(self, clients: FederatedArrays) -> Callable[[int], dict[str, Any]]:
         """Build a function: number of rounds -> privacy guarantees for the rows (may be empty).
-
-        Args:
-          clients: the clients' data.
 
         Raises:
           ValueError: the method's accounting assumes uniform client sampling, and the run has its
@@ -143,10 +124,6 @@ class Computation:
 
 def params_of(algorithm: Algorithm, state: Any) -> Params:
     """Compute the shapes of the global model in a state given by the caller.
-
-    Args:
-      algorithm: the method.
-      state: a state of the method.
 
     Raises:
       TypeError: it is no ``FedState``.
@@ -166,10 +143,7 @@ def checked_state(
     """Check an initial state given by the caller, and return it as a run keeps it.
 
     Args:
-      algorithm: the method.
-      schedule: client sampling and mini-batches.
       clients: the clients' data; examples may be shapes.
-      key: PRNG key of the run.
       state: initial state, with the structure, shapes and dtypes of ``algorithm.init``.
 
     Returns:

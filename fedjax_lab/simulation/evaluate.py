@@ -103,7 +103,6 @@ def check_count_fn(count_fn: Any, with_frozen: bool) -> None:
     """Check that an evaluation has a function that scores examples.
 
     Args:
-      count_fn: as in ``build_evaluation``.
       with_frozen: whether it gets frozen weights as its third argument.
 
     Raises:
@@ -134,10 +133,6 @@ def check_count_fn(count_fn: Any, with_frozen: bool) -> None:
 
 def check_scored(clients: Any, what: str) -> None:
     """Check the clients of an evaluation.
-
-    Args:
-      clients: should be ``FederatedArrays``.
-      what: name of the evaluation.
 
     Raises:
       TypeError: it is something else.
@@ -174,10 +169,7 @@ def check_labels_of_counts(
     """Check that each label that a ``count_fn`` compares with logits has one.
 
     Args:
-      count_fn: as in ``build_evaluation``.
-      params: the model, or its shapes.
       resident: (examples [n, ...], frozen weights or ()).
-      batch_size: examples that are scored at once.
       held: int [m], the examples that are scored; None: all.
 
     Raises:
@@ -315,8 +307,6 @@ def on_all_devices(
 
     Args:
       run: (params, resident, mesh) -> scores, the same on all devices; see ``over_devices``.
-      resident: (data, frozen weights).
-      lowering: as in ``simulate``.
       may_divide: params -> whether devices share the work.
 
     Raises:
@@ -405,8 +395,6 @@ def count_in_batches(
     """Compute (correct, losses), both [batches, B], one batch after the other.
 
     Args:
-      count_fn: as in ``build_evaluation``.
-      params: the model.
       resident: (examples [n, ...], frozen weights or ()).
       rows: (places of the examples, bool: which are no padding), both [batches, B].
     """

@@ -97,11 +97,7 @@ class History:
         return last.get("gradients") == 0 and not last.get("nonfinite_clients")
 
     def go_on_from(self, rows: Sequence[Row]) -> None:
-        """Begin with the rows of earlier calls, from whose totals the new rows count on.
-
-        Args:
-          rows: the rows.
-        """
+        """Begin with the rows of earlier calls, from whose totals the new rows count on."""
         self.rows = list(rows)
         if rows:
             last = rows[-1]
@@ -109,11 +105,7 @@ class History:
             self._totals = {name: last[name] for name in known}
 
     def names(self, metrics: Mapping[str, Any]) -> set[str]:
-        """Return the names of a row's entries, without those of an evaluation.
-
-        Args:
-          metrics: of rounds.
-        """
+        """Return the names of a row's entries, without those of an evaluation."""
         timed = (_TIME,) if "round_seconds" in metrics else ()
         always = ("round", "seconds", "compile_seconds", "run", "diverged")
         return {*always, *metrics, *self._totals, *timed, *self.guarantees(0)}
@@ -122,9 +114,7 @@ class History:
         """Append the row of a chunk of rounds and return it.
 
         Args:
-          round: finished rounds.
           metrics: of the chunk's rounds, [length] each.
-          scores: of the evaluation.
         """
         row = {"round": round, **self.account(metrics), **self.guarantees(round), **scores}
         self.rows.append(row)
@@ -214,11 +204,7 @@ class Stopwatch:
         self.compile_seconds = self._compiled_before + compiled
 
     def measure(self, compiled: float) -> None:
-        """Set both times.
-
-        Args:
-          compiled: seconds spent compiling in this call so far.
-        """
+        """Set both times."""
         self.compile_seconds = self._compiled_before + compiled
         self.seconds = time.perf_counter() - self._began - compiled
 
@@ -277,7 +263,6 @@ class RunProgress(Stopwatch):
         """Return whether to run another chunk; the same in all processes.
 
         Args:
-          processes: the processes of the run.
           interrupted: whether a signal came to this process.
         """
         if self.round >= self._run.rounds:
@@ -290,8 +275,6 @@ class RunProgress(Stopwatch):
 
         Args:
           metrics: of its rounds, [length] each.
-          scores: of the evaluation.
-          compile_seconds: time spent compiling in this call so far.
         """
         self.round += len(metrics["participants"])
         row = self.history.enter(self.round, metrics, scores)
@@ -300,9 +283,6 @@ class RunProgress(Stopwatch):
 
     def tell(self, row: Row) -> None:
         """Pass a row to the hooks and to ``stop_when``; the hooks' time is not counted.
-
-        Args:
-          row: the last row.
 
         Raises:
           TypeError: ``stop_when`` returned several values.
@@ -340,9 +320,6 @@ def as_value(value: Any) -> float | list:
     """Convert a metric for a row: a number, or a list of an array's numbers.
 
     NaN becomes ``math.nan``, so that equal rows are equal.
-
-    Args:
-      value: a number or an array.
     """
     array = np.asarray(value, np.float64)
     if array.ndim:
@@ -352,11 +329,6 @@ def as_value(value: Any) -> float | list:
 
 def check_scores(argument: str, scores: Any, taken: Collection[str] = ()) -> None:
     """Check what an evaluation returned.
-
-    Args:
-      argument: its name.
-      scores: what it returned.
-      taken: names that a row already has.
 
     Raises:
       TypeError: it is no dict, or a name is no string.
@@ -376,10 +348,6 @@ def check_scores(argument: str, scores: Any, taken: Collection[str] = ()) -> Non
 
 def is_enough(stop_when: Callable[[Row], Any] | None, row: Row) -> bool:
     """Return whether the run ends after a row.
-
-    Args:
-      stop_when: as in ``simulate``.
-      row: the last row of the history.
 
     Raises:
       TypeError: it returned several values.

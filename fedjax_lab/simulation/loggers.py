@@ -196,9 +196,7 @@ def build_loggers(names: Iterable[str], path: Path, record: Mapping[str, Any]) -
     """Create the loggers of a run directory: metrics.csv, tensorboard/, or a wandb project.
 
     Args:
-      names: keys of ``LOGGERS``.
       path: run directory; nothing is written before the first row.
-      record: settings for wandb to show.
 
     Raises:
       ValueError: a name is unknown.
@@ -266,7 +264,6 @@ class Progress:
         """Show the number of rounds that were finished before.
 
         Args:
-          round: number of rounds.
           finished: whether the run is finished.
         """
         self._start = round
@@ -279,7 +276,6 @@ class Progress:
         """Report progress.
 
         Args:
-          round: finished rounds.
           values: a few metrics to show; those that are NaN have no value.
         """
         now = time.monotonic()
@@ -306,11 +302,7 @@ class Progress:
             )
 
     def start_clock(self, compile_seconds: float = 0.0) -> None:
-        """Exclude the time so far from the rate, if a part of it was compilation.
-
-        Args:
-          compile_seconds: time spent compiling so far.
-        """
+        """Exclude the time so far from the rate, if a part of it was compilation."""
         if compile_seconds != self._compile_seconds:
             self._compile_seconds = compile_seconds
             self._began = self._last_line = time.monotonic()

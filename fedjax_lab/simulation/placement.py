@@ -75,7 +75,6 @@ class Placement:
         """Create a placement from the names of a client map and a client store.
 
         Args:
-          client_map, client_store, params_sharding: as in ``simulate``.
           target: the machine; None: the current machine.
           processes: the processes; None: those of the running program.
 
@@ -89,11 +88,7 @@ class Placement:
         return cls(parsed, client_store, params_sharding, None, target, processes)
 
     def with_map(self, client_map: str) -> "Placement":
-        """Return the requested placement with a client map in place of "auto".
-
-        Args:
-          client_map: name of the client map.
-        """
+        """Return the requested placement with a client map in place of "auto"."""
         return dataclasses.replace(self, client_map=parse_client_map(client_map, self.target))
 
     def resolved(self, client_store: str, params: Params, frozen: PyTree) -> "Placement":
@@ -101,8 +96,6 @@ class Placement:
 
         Args:
           client_store: "device", "sharded" or "host".
-          params: the global model, or its shapes.
-          frozen: frozen weights, or their shapes.
 
         Raises:
           TypeError, ValueError: as ``model_layout``.
@@ -113,10 +106,6 @@ class Placement:
     def model_layout(self, params: Params, frozen: PyTree) -> ModelLayout | None:
         """Compute how the requested client map and ``params_sharding`` divide a model.
 
-        Args:
-          params: the global model, or its shapes.
-          frozen: frozen weights, or their shapes.
-
         Raises:
           TypeError, ValueError: as ``fedjax_lab.clients.model_axis.model_layout``.
         """
@@ -124,9 +113,6 @@ class Placement:
 
     def store_on_devices(self, num_clients: int) -> str:
         """Choose the store, "device" or "sharded", for the requested one.
-
-        Args:
-          num_clients: N.
 
         Raises:
           ValueError: "sharded" does not work with this client map or N.
@@ -144,10 +130,6 @@ class Placement:
 
     def check_memory(self, shapes: FedState, name: str) -> None:
         """Check that a state fits on the devices.
-
-        Args:
-          shapes: of the method's state.
-          name: name of the method, for errors.
 
         Raises:
           ValueError: it does not.
@@ -171,21 +153,13 @@ class Placement:
         return self.client_store == HOST
 
     def keeps_rows_on_host(self, shapes: FedState) -> bool:
-        """Return True if the table of client state is kept on the host and is not empty.
-
-        Args:
-          shapes: of the method's state.
-        """
+        """Return True if the table of client state is kept on the host and is not empty."""
         table = tree.nbytes(shapes.clients)
         too_large = table > _HALF * device_memory() * jax.device_count()
         return table > 0 and (self.is_on_host or (self.client_store == "auto" and too_large))
 
     def table_shares(self, num_clients: int) -> int:
-        """Return the number of devices that will divide the table of client state.
-
-        Args:
-          num_clients: N.
-        """
+        """Return the number of devices that will divide the table of client state."""
         shares = self.client_map.shares if self.client_map.divides_rows else 1
         if self.client_store not in ("auto", "sharded"):
             return 1
@@ -211,9 +185,6 @@ class Placement:
         """Copy values to every device of the client map, once, before the run.
 
         A divided model stays divided.
-
-        Args:
-          values: pytree of arrays.
         """
         mesh = self.client_map.mesh
         if mesh is None or mesh.size < 2:
@@ -223,11 +194,7 @@ class Placement:
         return on_mesh(values, mesh)
 
     def clients(self, clients: FederatedArrays) -> FederatedArrays:
-        """Copy the clients' data to every device; their constants are sharded like client rows.
-
-        Args:
-          clients: the clients' data.
-        """
+        """Copy the clients' data to every device; their constants are sharded like client rows."""
         data, constants = dataclasses.replace(clients, constants=()), clients.constants
         if self.client_store == "sharded":
             constants = self.processes.put(constants, self._shardings(constants, AXIS))
@@ -236,23 +203,14 @@ class Placement:
         return dataclasses.replace(self.copies(data), constants=constants)
 
     def divided(self, values: PyTree) -> PyTree:
-        """Shard values along the leading axis.
-
-        Args:
-          values: pytree of arrays.
-        """
+        """Shard values along the leading axis."""
         mesh = self.client_map.mesh
         if mesh is None or mesh.size < 2:
             return values
         return self.processes.put(values, NamedSharding(mesh, PartitionSpec(AXIS)))
 
     def models(self, params: Params, frozen: PyTree) -> tuple[Params, PyTree]:
-        """Put (params, frozen weights) onto the devices, divided if the client map divides models.
-
-        Args:
-          params: the initial global model.
-          frozen: the method's frozen weights, or ().
-        """
+        """Put (params, frozen weights) onto the devices; the client map may divide a model."""
         if self.layout is None:
             return self.copies(params), self.copies(jax.tree.map(jax.numpy.asarray, frozen))
         of_params = self.layout.shardings(self.layout.specs(params))
@@ -261,9 +219,6 @@ class Placement:
 
     def state_sharding(self, shapes: FedState) -> Any:
         """Return the shardings of a state, for ``out_shardings`` of ``jax.jit``.
-
-        Args:
-          shapes: a state, or its shapes.
 
         Returns:
           A pytree of shardings with the state's structure; None if one device runs everything.
@@ -289,9 +244,6 @@ class Placement:
 
         A program must be told about a divided model, and about leaves without values, such as rows
         that are never sent: the compiler would place these anywhere.
-
-        Args:
-          state: the state, or its shapes.
 
         Returns:
           As ``state_sharding``, without rows that are kept on the host.

@@ -72,9 +72,6 @@ class Processes:
     def check_map(self, client_map: ClientMap) -> None:
         """Check that a client map uses the devices of all processes.
 
-        Args:
-          client_map: as given to ``simulate``.
-
         Raises:
           ValueError: it omits devices, it is "measure", or the processes have different numbers of
             devices.
@@ -90,20 +87,13 @@ class Processes:
         return jax.device_put(values, sharding)
 
     def local(self, values: PyTree) -> PyTree:
-        """Convert replicated arrays to arrays of this process; others stay unchanged.
-
-        Args:
-          values: pytree of arrays.
-        """
+        """Convert replicated arrays to arrays of this process; others stay unchanged."""
         return values
 
     def collected(self, values: PyTree) -> PyTree:
         """Gather all values into the memory of each process.
 
         All processes call it.
-
-        Args:
-          values: pytree of arrays.
         """
         return values
 
@@ -113,7 +103,6 @@ class Processes:
         All processes call it. With one process the values are returned unchanged.
 
         Args:
-          values: pytree of arrays.
           everywhere: whether all processes get the values; else only process 0 does, and the others
             get None.
         """
@@ -136,8 +125,6 @@ class Processes:
 
         Args:
           values: pytree of arrays [n, ...]; ignored in other processes.
-          like: template with the structure, shapes and dtypes of ``values``.
-          process: index of the sender.
           wanted: bool [n], the rows to keep in this process; None: all.
         """
         return values
@@ -171,9 +158,6 @@ class Processes:
 
     def agree(self, mine: Mapping[str, Any]) -> None:
         """Check that all processes have the same values.
-
-        Args:
-          mine: a JSON object.
 
         Raises:
           ValueError: values differ; the message is the same in all processes and names them.

@@ -72,9 +72,6 @@ def keep_chunks(algorithm: Algorithm) -> None:
     """Let later runs of this very object trace and compile its chunks no more; one is kept.
 
     What its functions close over must not change from now on, since nothing would notice.
-
-    Args:
-      algorithm: the method.
     """
     if not _kept or _kept[0][0] is not algorithm:
         _kept[:] = [(algorithm, {})]
@@ -88,7 +85,6 @@ def build_chunk(
     The data and the frozen weights are arguments, never constants of the program.
 
     Args:
-      run, place: as in ``build_rounds``.
       state_sharding: shardings of the returned state; None: the compiler chooses.
     """
     options: dict[str, Any] = {"static_argnames": "length", "donate_argnums": 0}

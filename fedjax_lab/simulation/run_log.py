@@ -79,16 +79,9 @@ def identity(
     A run directory is bound to it, and all processes of a run must have the same one.
 
     Args:
-      run: the computation.
-      client_data: the clients' data.
-      place: the requested placement.
       functions: the caller's functions, by the names of ``simulate``'s arguments.
-      seed: as of ``simulate``.
-      config: the caller's entries of config.json.
       is_kept: whether there is a run directory. With one, or with several processes, arrays and
         functions are hashed; the program is hashed by ``with_program``.
-      given: the schedule with the caller's arrays.
-      times: as of ``simulate``.
 
     Raises:
       ValueError: ``config`` has an entry of the run.
@@ -340,7 +333,6 @@ class RunLog:
 
         Args:
           rows: the rows; all have the same ``round``.
-          seconds, compile_seconds: time spent, as in ``SimulationResult``.
         """
         if self._path is not None:
             times = {"seconds": seconds, "compile_seconds": compile_seconds}
@@ -367,9 +359,6 @@ class RunLog:
         All processes call it.
 
         Args:
-          round: finished rounds.
-          chunks: hold the state.
-          history: the rows so far.
           last: whether the run ends here, so that a longer run would resume here.
         """
         due = round > self.saved if last else round - self.saved >= self._every

@@ -26,82 +26,41 @@ class DeviceStore:
         self._processes = processes
 
     def size(self, length: int) -> int:
-        """Return the number of rows in the window of a chunk; 0: there is no window.
-
-        Args:
-          length: rounds of the chunk.
-        """
+        """Return the number of rows in the window of a chunk; 0: there is no window."""
         return 0
 
     def shapes(self, state: FedState, length: int) -> tuple[FedState, dict[str, Any]]:
-        """Return the shapes of what ``load`` returns.
-
-        Args:
-          state: the state between chunks, on the devices.
-          length: rounds of the chunk.
-        """
+        """Return the shapes of what ``load`` returns."""
         return state, {}
 
     def load(self, state: FedState, first: int, length: int) -> tuple[FedState, dict[str, Any]]:
-        """Return (the state with the rows of a chunk, further arguments of its programs).
-
-        Args:
-          state: the state between chunks, on the devices.
-          first: number of its first round.
-          length: rounds of the chunk.
-        """
+        """Return (the state with the rows of a chunk, further arguments of its programs)."""
         return state, {}
 
     def prefetch(self, first: int, length: int) -> None:
-        """Read the rows of the next chunk while one runs.
-
-        Args:
-          first: number of its first round.
-          length: rounds of the chunk.
-        """
+        """Read the rows of the next chunk while one runs."""
 
     def unload(self, state: FedState) -> FedState:
-        """Take the rows of a chunk out of the state, until ``commit`` or the next ``load``.
-
-        Args:
-          state: the state between chunks, on the devices.
-        """
+        """Take the rows of a chunk out of the state, until ``commit`` or the next ``load``."""
         return state
 
     def commit(self) -> None:
         """Store the rows of the last chunk."""
 
     def snapshot(self, state: FedState) -> FedState:
-        """Return the state for a checkpoint; with several processes, only in process 0.
-
-        Args:
-          state: the state between chunks, on the devices.
-        """
+        """Return the state for a checkpoint; with several processes, only in process 0."""
         return self._processes.gathered(state)
 
     def template(self, state: FedState) -> FedState:
-        """Return a template of ``snapshot``: structure, shapes and dtypes.
-
-        Args:
-          state: the state between chunks, on the devices.
-        """
+        """Return a template of ``snapshot``: structure, shapes and dtypes."""
         return state
 
     def restore(self, saved: FedState, state: FedState) -> FedState:
-        """Return the state of a checkpoint, ``saved`` in process 0, placed like ``state``.
-
-        Args:
-          saved: the state of the checkpoint.
-          state: the state between chunks, on the devices.
-        """
+        """Return the state of a checkpoint, ``saved`` in process 0, placed like ``state``."""
         return self._processes.broadcast(saved, state)
 
     def result(self, state: FedState) -> FedState:
-        """Return the state for the caller.
-
-        Args:
-          state: the state between chunks, on the devices.
-        """
+        """Return the state for the caller."""
         return state
 
 
@@ -121,14 +80,8 @@ def open_store(
     """Open the store of a run; returns (the state before round 0, the store).
 
     Args:
-      run: what is computed.
-      place: where, with the resolved store.
-      client_data: the clients' data, which have been placed.
-      models: (the initial global model, frozen weights) on the devices.
-      key: PRNG key of the run, on the devices.
       shapes: shapes of the state without frozen weights.
       run_dir: as in ``simulate``; rows on the host are stored there.
-      progress: print the size of a table on the host on stderr.
 
     Raises:
       ValueError: rows that the clients start with cannot be kept on the host.

@@ -35,18 +35,7 @@ def sweep_identity(
     program: jax.stages.Lowered,
     given: Schedule,
 ) -> Row:
-    """Return the identity of a sweep, by name and by content: entries of config.json.
-
-    Args:
-      run: a run of the first point.
-      client_data: the clients' data.
-      of_runs, of_clients: placement of the runs, and of the clients within a run.
-      asked: the caller's ``run_map`` and ``client_map``.
-      evaluate: as in ``sweep``.
-      swept: (points, seeds, initial global models of the seeds).
-      program: the rounds of a single run.
-      given: the schedule with the caller's arrays.
-    """
+    """Return the identity of a sweep, by name and by content: entries of config.json."""
     points, seeds, models = swept
     entries = identity(
         run, client_data, of_clients, {"evaluate": evaluate}, seeds[0], {}, True, given
@@ -158,7 +147,6 @@ class GroupLog(Stopwatch):
         The time that it takes is not counted.
 
         Args:
-          group: the runs.
           last: whether a longer sweep would resume here.
         """
         with self.uncounted():

@@ -34,7 +34,6 @@ def group_size(num_runs: int, multiple: int, capacity: int) -> int:
     """Choose the number of runs in a group, so that all groups have the same size.
 
     Args:
-      num_runs: number of runs of the sweep.
       multiple: the size must be a multiple of this.
       capacity: number of runs that fit into memory; less than ``multiple`` counts as ``multiple``.
     """
@@ -92,9 +91,6 @@ class Program:
         compiled program needs.
 
         Args:
-          runs: all runs.
-          length: rounds of a chunk.
-          max_bytes: as in ``sweep``.
           size: the size, if it is known; nothing is compiled yet. None: it is chosen.
 
         Raises:
@@ -177,8 +173,6 @@ class Program:
         """Run rounds ``first`` to ``first + length``.
 
         Args:
-          first: number of the first round.
-          length: rounds.
           goes_on: bool [count], which runs do; the others stay as they are.
 
         Returns:
@@ -246,7 +240,6 @@ class Program:
         """Create the states of all runs before round 0; this function is compiled.
 
         Args:
-          shared: (clients, frozen).
           runs: (models, keys, {name: values}), leaves [runs, ...].
         """
         return self._map(self._start_one, shared, runs)
@@ -262,10 +255,8 @@ class Program:
         It returns (states, metrics, scores, whether the global models are finite).
 
         Args:
-          length: rounds of the chunk, static.
           states: states of the runs, leaves [runs, ...].
           runs: (keys, {name: values}, which of them go on or ()), leaves [runs, ...].
-          shared: (clients, frozen, the evaluation's data, the first round).
         """
 
         def one(shared, run, _):
@@ -361,11 +352,6 @@ class RunGroup:
         """Run chunks of rounds; yields after each {place of a run: its row}, without those over.
 
         ``stop_when`` is called with the rows when the next chunk is asked for.
-
-        Args:
-          program: has started the runs.
-          rounds: finished rounds afterwards.
-          eval_every: rounds of a chunk.
         """
         while self.round < rounds and not self.is_over.all():
             length = min(eval_every, rounds - self.round)

@@ -24,9 +24,6 @@ def list_points(
 ) -> list[Point]:
     """List all combinations of a mapping's values, the last name varying fastest.
 
-    Args:
-      points: as in ``sweep``.
-
     Raises:
       TypeError: a value is no number; strings and functions would change the program itself.
       ValueError: there are no points, or a list's points have different names.
@@ -56,9 +53,6 @@ def list_points(
 def check_seeds(seeds: Sequence[int]) -> list[int]:
     """Check the seeds and return them as a list.
 
-    Args:
-      seeds: as in ``sweep``.
-
     Raises:
       TypeError: a seed is not an integer.
       ValueError: there are none, one is out of range, or one occurs twice.
@@ -73,10 +67,6 @@ def check_seeds(seeds: Sequence[int]) -> list[int]:
 
 def build_all(build: Callable[..., Algorithm], points: Sequence[Point]) -> list[Algorithm]:
     """Build the method of each point, which checks the names and the values.
-
-    Args:
-      build: as in ``sweep``.
-      points: result of ``list_points``.
 
     Raises:
       TypeError: ``build`` returns no ``Algorithm``, a hyperparameter cannot be a float, or
@@ -116,9 +106,7 @@ def check_traced(argument: str, build: Callable[..., Algorithm], point: Point) -
     """Check that a function builds its method from traced values.
 
     Args:
-      argument: its name.
       build: a point's values -> ``Algorithm``; it accepts this point's floats.
-      point: one of its points.
 
     Raises:
       TypeError: the function needs to know a value.

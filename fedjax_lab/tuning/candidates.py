@@ -84,12 +84,7 @@ class Candidates:
         return True
 
     def advance(self, candidates: Sequence[Candidate], rounds: int) -> None:
-        """Run candidates up to a number of rounds.
-
-        Args:
-          candidates: candidates with the same number of finished rounds.
-          rounds: number of finished rounds afterwards.
-        """
+        """Run candidates up to a number of rounds."""
         if not candidates:
             return
         begun = candidates[0].rounds

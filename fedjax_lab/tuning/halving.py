@@ -52,7 +52,6 @@ def equal_budgets(
 
     Args:
       gradients: gradients in a local step, for each method.
-      rounds, finalists, seeds: as in ``rungs``.
       budget: number of points of the method with the most gradients; the others get more.
     """
     most = max(gradients)

@@ -39,11 +39,7 @@ class Trial(NamedTuple):
 
 
 def said(point: Point) -> str:
-    """Format a point, such as "client_lr 0.1, momentum 0.9".
-
-    Args:
-      point: the hyperparameters.
-    """
+    """Format a point, such as "client_lr 0.1, momentum 0.9"."""
     return ", ".join(f"{name} {value:.4g}" for name, value in point.items())
 
 

@@ -35,11 +35,7 @@ class Range(NamedTuple):
         return float(self.low * (self.high / self.low) ** share)
 
     def holds(self, value: float) -> bool:
-        """Return whether a number lies in the range.
-
-        Args:
-          value: the number.
-        """
+        """Return whether a number lies in the range."""
         return self.low <= value <= self.high
 
 
@@ -61,11 +57,7 @@ class Values(NamedTuple):
         return self.values[min(int(share * len(self.values)), len(self.values) - 1)]
 
     def holds(self, value: float) -> bool:
-        """Return whether a number is in the list.
-
-        Args:
-          value: the number.
-        """
+        """Return whether a number is in the list."""
         return value in self.values
 
 
@@ -164,9 +156,6 @@ def read_start_points(
 def check_tune(methods: Any, validation: Any) -> None:
     """Check the arguments ``methods`` and ``validation`` of ``tune``.
 
-    Args:
-      methods, validation: as in ``tune``.
-
     Raises:
       TypeError: ``methods`` is not a mapping from names to functions.
       ValueError: ``methods`` is empty, or ``validation`` is a number outside (0, 1).
@@ -196,9 +185,6 @@ def spread(space: Space, count: int, seed: int, tried: Sequence[Point] = ()) -> 
     Source: Owen: A randomized Halton algorithm in R. arXiv 1706.02808, as in scipy.
 
     Args:
-      space: search space of a method.
-      count: number of points.
-      seed: seed of the scrambling.
       tried: points that have been chosen before; the new ones lie between them.
     """
     total = len(tried) + count

@@ -1,7 +1,8 @@
 """Every name on a reference page says what it takes, in which shapes, and which errors it raises.
 
 Public is what a page of docs/reference/ shows and what the packages export; all of the latter must
-be among the former. The source is read, not imported.
+be among the former. What users neither call nor read is on no page. The source is read, not
+imported.
 """
 
 import ast
