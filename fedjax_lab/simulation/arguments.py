@@ -181,6 +181,7 @@ def check_labels_of(
     examples: PyTree,
     batch_size: int,
     places: np.ndarray | None = None,
+    must_fit: bool = True,
 ) -> bool:
     """Check that the labels that a function compares with logits are in range.
 
@@ -188,6 +189,7 @@ def check_labels_of(
       function: (params, examples [B, ...], frozen) -> anything.
       examples: pytree [n, ...] of arrays, or of shapes where labels do not depend on the values.
       places: int [m], the examples to check; None: all.
+      must_fit: whether the function takes these params. If not, and it raises, nothing is checked.
 
     Returns:
       Whether the function's results depend on the params.
@@ -200,8 +202,13 @@ def check_labels_of(
     size = min(batch_size, len(places))
     batch = tree.with_rows(examples, size)
     shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), (params, frozen))
-    with tracing_with("lax"):  # operations as they are written are the easiest to follow
-        traced = jax.make_jaxpr(lambda batch, of: function(of[0], batch, of[1]))(batch, shapes)
+    try:
+        with tracing_with("lax"):  # operations as they are written are the easiest to follow
+            traced = jax.make_jaxpr(lambda batch, of: function(of[0], batch, of[1]))(batch, shapes)
+    except Exception:
+        if must_fit:
+            raise
+        return True
     check_labels(traced, examples, places, size)
     first, number = len(jax.tree.leaves(batch)), len(jax.tree.leaves(params))
     return any(used_inputs(traced)[first : first + number])
@@ -215,7 +222,8 @@ def check_loss(
 ) -> None:
     """Check a method's loss, if it is known: the labels of all clients, and that it uses params.
 
-    Only the targets of a stream are read. A loss that does not use its params is warned of.
+    Only the targets of a stream are read. A loss that does not use its params is warned of. What it
+    raises, the rounds raise as well, unless the method gives it other params (one of many models).
 
     Raises:
       ValueError: a label is out of range.
@@ -239,7 +247,7 @@ def check_loss(
         return apply_loss(own, params, batch, seeded(0))
 
     held = np.asarray(clients.indices)
-    if not check_labels_of(run, params, algorithm.frozen, examples, batch_size, held):
+    if not check_labels_of(run, params, algorithm.frozen, examples, batch_size, held, False):
         warn(
             f"the losses of {algorithm.name} do not depend on its params, which no step can "
             "improve: loss_fn(params, examples, key) has to use the params that it is given. Does "
