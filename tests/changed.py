@@ -61,12 +61,12 @@ COVERS = {
     "data/test_tables": "data/cells data/columns data/csv_files data/dtypes",
     "machine/test_target": "clients/host_devices machine/device_memory",
     "models/test_adapters": "models/adapter_files models/token_losses wrappers/ranks",
-    "models/test_convolution": "machine/layout",
+    "models/test_convolution": "machine/layout models/windows",
     "models/test_decoder": "models/decoder_config models/generation",
     "models/test_image_models": "models/resnet models/vgg models/vit",
     "models/test_losses": "models/label_checks",
     "models/test_lowering": "models/axis_order models/bilinear models/depthwise "
-    "models/row_products",
+    "models/programs models/row_products",
     "models/test_models": "models/base models/cnn models/lenet models/linear models/mlp "
     "models/pooling",
     "models/test_weight_files": "models/pretrained models/weight_tables",

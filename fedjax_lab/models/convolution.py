@@ -20,6 +20,7 @@ from fedjax_lab.checks import check_choice, check_int
 from fedjax_lab.machine.layout import written_out
 from fedjax_lab.machine.target import Target, TracedFor, traced_for
 from fedjax_lab.models import depthwise, row_products, winograd
+from fedjax_lab.models.windows import Window
 from fedjax_lab.tree import wide_dtype
 
 LOWERINGS = ("auto", "winograd", "gemm", "im2col", "lax")
@@ -90,7 +91,7 @@ def convolution(
         numbers = ("NHWC", "HWIO", "NHWC")
         return lax.conv_general_dilated(x, kernel, strides, around, dimension_numbers=numbers)
     if around == "SAME":
-        around = list(map(_zeros_around, x.shape[1:3], kernel.shape, strides))
+        around = lax.padtype_to_pads(x.shape[1:3], kernel.shape[:2], strides, around)
     if not isinstance(around, str):
         x = jnp.pad(x, ((0, 0), *around, (0, 0)))
     return _plain(x, kernel, strides, lowering)
@@ -164,13 +165,6 @@ def _check_arrays(x: jax.Array, kernel: jax.Array, padding: str | int) -> None:
         )
 
 
-def _zeros_around(size: int, kernel_size: int, stride: int) -> tuple[int, int]:
-    """Return the number of zeros that "SAME" puts before and after an axis."""
-    outputs = -(-size // stride)
-    total = max((outputs - 1) * stride + kernel_size - size, 0)
-    return total // 2, total - total // 2
-
-
 def _all_patches(x: jax.Array, kernel: jax.Array, strides: tuple[int, int]) -> jax.Array:
     """Multiply all patches, a matrix of h w C columns, by the kernel as one matrix [h w C, F].
 
@@ -210,18 +204,13 @@ def _patches_jvp(size, strides, planar, primals, tangents):
 def _joined(x, size, strides, planar):
     """Join the pixels under each place of a kernel along the channels."""
     down, across = (2, 3) if planar else (1, 2)
+    rows, columns = map(Window, size, strides)
     under = [
-        _windows(_windows(x, down, i, size[0], strides[0]), across, j, size[1], strides[1])
-        for i in range(size[0])
-        for j in range(size[1])
+        columns.elements(rows.elements(x, down, i), across, j)
+        for i in range(rows.size)
+        for j in range(columns.size)
     ]
     return jnp.concatenate(under, axis=0 if planar else -1)
-
-
-def _windows(x: jax.Array, axis: int, offset: int, kernel_size: int, stride: int) -> jax.Array:
-    """Return the pixels at ``offset`` in each position of a kernel along an axis."""
-    last = offset + (x.shape[axis] - kernel_size) // stride * stride
-    return lax.slice_in_dim(x, offset, last + 1, stride, axis)
 
 
 # --- ``jax.lax.conv_general_dilated`` in these forms
@@ -364,14 +353,11 @@ class _Axis(NamedTuple):
     def positions(self, size: int, weights: int) -> int:
         """Return the number of positions of a kernel of ``weights`` on ``size`` pixels."""
         length = (size - 1) * self.spread + 1 + sum(self.padding)
-        return (length - (weights - 1) * self.dilation - 1) // self.stride + 1
+        return self.window(weights).positions(length)
 
-    def under(self, x: jax.Array, axis: int, weight: int, positions: int) -> jax.Array:
-        """Return the pixels under one weight in all positions, along an axis of padded images."""
-        first = weight * self.dilation
-        return lax.slice_in_dim(
-            x, first, first + (positions - 1) * self.stride + 1, self.stride, axis
-        )
+    def window(self, weights: int) -> Window:
+        """Return how a kernel of ``weights`` passes along padded pixels."""
+        return Window(weights, self.stride, self.dilation)
 
 
 def _axes(params: Mapping[str, Any]) -> list[_Axis]:
@@ -417,13 +403,14 @@ def _phases(x, kernel, axes, i, groups, lowering):
         reach = weights.shape[i]
         before = (axis.padding[0] - phase - first) // axis.spread
         after = number + reach - 1 - before - size
-        own = [*axes]
-        own[i] = _Axis(padding=(before, after))
+        own = _with_axis(axes, i, _Axis(padding=(before, after)))
         if reach and number:
             features = _over(x, weights, own, groups, lowering)
         else:  # no weight of this phase meets a pixel
             like = jax.eval_shape(
-                functools.partial(_over, axes=_with_one(own, i), groups=groups, lowering=lowering),
+                functools.partial(
+                    _over, axes=_with_axis(own, i, _Axis()), groups=groups, lowering=lowering
+                ),
                 lax.slice_in_dim(x, 0, 1, 1, 1 + i),
                 lax.slice_in_dim(kernel, 0, 1, 1, i),
             )
@@ -433,10 +420,7 @@ def _phases(x, kernel, axes, i, groups, lowering):
         missing = [(0, 0)] * features.ndim
         missing[1 + i] = (0, length - number)
         phases.append(jnp.pad(features, missing))
-    features = jnp.stack(phases, 2 + i)
-    shape = [*features.shape]
-    shape[1 + i : 3 + i] = [length * axis.spread]
-    return lax.slice_in_dim(features.reshape(shape), 0, total, 1, 1 + i)
+    return _interleaved(jnp.stack(phases, 2 + i), i, total)
 
 
 def _all_phases(x, kernel, axes, i, groups, lowering):
@@ -455,18 +439,21 @@ def _all_phases(x, kernel, axes, i, groups, lowering):
     weights = weights.reshape(*weights.shape[:i], reach, spread, *weights.shape[i + 1 :])
     weights = jnp.moveaxis(jnp.flip(weights, i + 1), i + 1, -2)
     weights = weights.reshape(*weights.shape[:-2], -1)  # [pixels, C, phases and F]
-    own = [*axes]
-    own[i] = _Axis(padding=(before, length + reach - 1 - before - size))
+    own = _with_axis(axes, i, _Axis(padding=(before, length + reach - 1 - before - size)))
     features = _over(x, weights, own, groups, lowering)
     features = features.reshape(*features.shape[:-1], spread, -1)
-    features = jnp.moveaxis(features, -2, 2 + i)
+    return _interleaved(jnp.moveaxis(features, -2, 2 + i), i, total)
+
+
+def _interleaved(features, i, total):
+    """Make one axis of the pixels along an axis and of the phases behind it: ``total`` pixels."""
     shape = [*features.shape]
-    shape[1 + i : 3 + i] = [length * spread]
+    shape[1 + i : 3 + i] = [shape[1 + i] * shape[2 + i]]
     return lax.slice_in_dim(features.reshape(shape), 0, total, 1, 1 + i)
 
 
-def _with_one(axes, i):
-    return [*axes[:i], _Axis(), *axes[i + 1 :]]
+def _with_axis(axes, i, axis):
+    return [*axes[:i], axis, *axes[i + 1 :]]
 
 
 def _each_channel(x, kernel, axes):
@@ -475,9 +462,9 @@ def _each_channel(x, kernel, axes):
     wide = wide_dtype(x.dtype)
     x = (jnp.repeat(x, many, -1) if many > 1 else x).astype(wide)
     weights = kernel.reshape(*kernel.shape[:-2], -1).astype(wide)
-    strides, dilations = zip(*((axis.stride, axis.dilation) for axis in axes), strict=True)
+    windows = tuple(map(_Axis.window, axes, kernel.shape))
     images = jnp.moveaxis(x, 0, -1)  # [pixels, C, B]
-    features = depthwise.features(jnp.moveaxis(images, -2, -3), weights, strides, dilations)
+    features = depthwise.features(jnp.moveaxis(images, -2, -3), weights, windows)
     return jnp.moveaxis(jnp.moveaxis(features, -3, -2), -1, 0).astype(kernel.dtype)
 
 
@@ -509,14 +496,15 @@ def _folded(x, kernel, axes, lowering):
         size = kernel.shape[i]
         if axis.dilation == 1 < axis.stride and size > LONG_KERNEL:
             x, kernel = _strides_as_channels(x, kernel, i, axis.stride)
-            axes, axis, size = _with_one(axes, i), _Axis(), kernel.shape[i]
+            axis, size = _Axis(), kernel.shape[i]
+            axes = _with_axis(axes, i, axis)
         if (len(axes) > 2 and not i) or (axis.dilation > 1 and size > 1):
-            number = axis.positions(x.shape[1 + i], size)
-            x = jnp.concatenate([axis.under(x, 1 + i, j, number) for j in range(size)], -1)
+            window = axis.window(size)
+            x = jnp.concatenate([window.elements(x, 1 + i, j) for j in range(size)], -1)
             kernel = jnp.moveaxis(kernel, i, -3)
             kernel = kernel.reshape(*kernel.shape[:-3], -1, kernel.shape[-1])
             kernel = jnp.expand_dims(kernel, i)
-            axes = _with_one(axes, i)
+            axes = _with_axis(axes, i, _Axis())
     strides = [axis.stride for axis in axes]
     if len(axes) == 1:
         return _plain(x[:, None], kernel[None], (1, *strides), lowering)[:, 0]

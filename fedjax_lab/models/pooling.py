@@ -11,7 +11,7 @@ import functools
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -20,34 +20,8 @@ from jax import lax
 from fedjax_lab.checks import check_int
 from fedjax_lab.machine.layout import written_out
 from fedjax_lab.machine.target import TracedFor, traced_for
+from fedjax_lab.models.windows import Window, Windows
 from fedjax_lab.tree import wide_dtype
-
-
-class Window(NamedTuple):
-    """How windows pass along an axis.
-
-    Attributes:
-      size: elements of a window.
-      stride: elements between two windows.
-      dilation: distance of the elements of a window.
-    """
-
-    size: int = 1
-    stride: int = 1
-    dilation: int = 1
-
-    def positions(self, length: int) -> int:
-        """Return the number of windows on an axis."""
-        return (length - (self.size - 1) * self.dilation - 1) // self.stride + 1
-
-    def elements(self, x: jax.Array, axis: int, place: int) -> jax.Array:
-        """Return the element at ``place`` in each window."""
-        first = place * self.dilation
-        last = first + (self.positions(x.shape[axis]) - 1) * self.stride
-        return lax.slice_in_dim(x, first, last + 1, self.stride, axis)
-
-
-Windows = tuple[Window, ...]  # one for each axis
 
 
 @jax.named_scope("max_pool")

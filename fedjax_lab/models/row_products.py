@@ -19,6 +19,7 @@ from jax import lax
 from fedjax_lab.machine.layout import written_out
 from fedjax_lab.models import winograd
 from fedjax_lab.models.bilinear import Bilinear
+from fedjax_lab.models.windows import Window
 from fedjax_lab.tree import wide_dtype
 
 
@@ -38,11 +39,9 @@ class Sizes(NamedTuple):
     tile: int = 0
 
     @property
-    def outputs(self) -> tuple[int, int]:
-        """(H', W')."""
-        sizes = zip(self.image, self.kernel, self.strides, strict=True)
-        down, across = ((image - kernel) // stride + 1 for image, kernel, stride in sizes)
-        return down, across
+    def tops(self) -> jax.Array:
+        """The first image row under the kernel for each output row."""
+        return Window(self.kernel[0], self.strides[0]).starts(self.image[0])
 
 
 def features(x: jax.Array, kernel: jax.Array, strides: tuple[int, int], tile: int = 0) -> jax.Array:
@@ -71,7 +70,7 @@ def _features(x: jax.Array, kernel: jax.Array, size: Sizes) -> jax.Array:
     def row(top):
         return matrix @ _under(columns, top, size)
 
-    rows = lax.map(row, _tops(size))
+    rows = lax.map(row, size.tops)
     return rows.reshape(len(rows), len(matrix), *columns.shape[3:])
 
 
@@ -94,7 +93,7 @@ def _images_of(features: jax.Array, kernel: jax.Array, size: Sizes) -> jax.Array
 
     rows = features.reshape(len(features), features.shape[1], -1)
     start = jnp.zeros(columns.shape, wide_dtype(kernel.dtype))
-    total, _ = lax.scan(add, start, (_tops(size), rows))
+    total, _ = lax.scan(add, start, (size.tops, rows))
     to_columns = functools.partial(_columns, size=size)
     like = jax.ShapeDtypeStruct(like.shape, start.dtype)
     return jax.linear_transpose(to_columns, like)(total)[0].astype(kernel.dtype)
@@ -114,17 +113,12 @@ def _kernel_of(x: jax.Array, features: jax.Array, size: Sizes) -> jax.Array:
 
     rows = features.reshape(len(features), num_features, -1)
     shape = num_features, size.kernel[0] * size.kernel[1] * num_channels
-    total, _ = lax.scan(add, jnp.zeros(shape, wide_dtype(x.dtype)), (_tops(size), rows))
+    total, _ = lax.scan(add, jnp.zeros(shape, wide_dtype(x.dtype)), (size.tops, rows))
     return total.T.reshape(*size.kernel, num_channels, num_features).astype(x.dtype)
 
 
 def _matrix(kernel: jax.Array) -> jax.Array:
     return kernel.reshape(-1, kernel.shape[-1])
-
-
-def _tops(size: Sizes) -> jax.Array:
-    """Return the first image row under the kernel for each output row."""
-    return jnp.arange(0, size.image[0] - size.kernel[0] + 1, size.strides[0])
 
 
 def _under(columns: jax.Array, top: jax.Array, size: Sizes) -> jax.Array:
@@ -135,10 +129,8 @@ def _under(columns: jax.Array, top: jax.Array, size: Sizes) -> jax.Array:
 
 def _columns(x: jax.Array, size: Sizes) -> jax.Array:
     """Return the pixels under each of a kernel's w columns: [H, C, W, B] -> [H, w, C, W', B]."""
-    stride = size.strides[1]
-    last = (size.outputs[1] - 1) * stride + 1
-    columns = [lax.slice_in_dim(x, j, j + last, stride, 2) for j in range(size.kernel[1])]
-    return jnp.stack(columns, axis=1)
+    window = Window(size.kernel[1], size.strides[1])
+    return jnp.stack([window.elements(x, 2, j) for j in range(window.size)], axis=1)
 
 
 correlate = Bilinear(

@@ -25,6 +25,7 @@ import numpy as np
 from jax import lax
 
 from fedjax_lab.machine.layout import written_out
+from fedjax_lab.models.windows import Window
 
 # Small numbers with small differences, which keep rounding errors small; infinity follows them.
 _POINTS = (0.0, 1.0, -1.0, 2.0, -0.5, -2.0, 0.5)
@@ -119,7 +120,7 @@ def features(x: jax.Array, kernel: jax.Array, stride: int, tile: int) -> jax.Arr
         products = products.reshape(len(products), num_features, *points.shape[3:])
         return _combine(_maps(tile, width).outputs, _unstack(products, 0), axis=2)
 
-    rows = lax.map(row, _tops(x.shape[0], height, stride))
+    rows = lax.map(row, Window(height, stride).starts(x.shape[0]))
     num_outputs = x.shape[2] - width + 1
     return rows.reshape(len(rows), num_features, -1, x.shape[3])[:, :, :num_outputs]
 
@@ -149,7 +150,8 @@ def images_of(
         return lax.dynamic_update_slice_in_dim(total, rows, top, 0), None
 
     start = jnp.zeros((image[0], num_points, num_channels, num_tiles, batch), kernel.dtype)
-    points, _ = lax.scan(add_to_points, start, (_tops(image[0], height, stride), tiles))
+    tops = Window(height, stride).starts(image[0])
+    points, _ = lax.scan(add_to_points, start, (tops, tiles))
     return _to_pixels(points, image[1], width, tile)
 
 
@@ -178,7 +180,7 @@ def kernel_of(
 
     matrices = jax.eval_shape(to_matrices, like)
     start = jnp.zeros(matrices.shape, matrices.dtype)
-    rows = _tops(x.shape[0], height, stride), _tiles(features, tile)
+    rows = Window(height, stride).starts(x.shape[0]), _tiles(features, tile)
     total, _ = lax.scan(add_to_matrices, start, rows)
     return jax.linear_transpose(to_matrices, like)(total)[0]
 
@@ -194,11 +196,6 @@ def _to_products(tiles: jax.Array, tile: int, width: int) -> jax.Array:
     """Apply the transpose of A^T to features: [F, T, m, B] -> [P, F, T B]."""
     products = _combine(_maps(tile, width).outputs.T, _unstack(tiles, 2), axis=0)
     return products.reshape(*products.shape[:2], -1)
-
-
-def _tops(num_rows: int, height: int, stride: int) -> jax.Array:
-    """Return the first image row under the kernel for each output row."""
-    return jnp.arange(0, num_rows - height + 1, stride)
 
 
 def _rows(points: jax.Array, top: jax.Array, height: int) -> jax.Array:
@@ -224,8 +221,8 @@ def _to_points(x: jax.Array, width: int, tile: int) -> jax.Array:
     num_tiles = -(-(x.shape[2] - width + 1) // tile)
     missing = num_tiles * tile + width - 1 - x.shape[2]
     x = jnp.pad(x, ((0, 0), (0, 0), (0, missing), (0, 0)))
-    last = (num_tiles - 1) * tile + 1
-    pixels = [lax.slice_in_dim(x, i, i + last, tile, axis=2) for i in range(tile + width - 1)]
+    window = Window(tile + width - 1, tile)
+    pixels = [window.elements(x, 2, i) for i in range(window.size)]
     return _combine(_maps(tile, width).pixels, pixels, axis=1)
 
 
