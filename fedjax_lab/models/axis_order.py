@@ -17,6 +17,8 @@ import jax.numpy as jnp
 from jax import lax
 from jax.extend.core import JaxprEqn
 
+from fedjax_lab.models.programs import bind
+
 
 class Ordered(NamedTuple):
     """An array and the order of its axes.
@@ -30,37 +32,52 @@ class Ordered(NamedTuple):
     order: tuple[int, ...]
 
 
-def plain(value: Any) -> Any:
-    """Return a value as the program has it.
+Order = Sequence[int] | None  # as in ``Ordered``; None: the program's
+
+
+def order_of(value: Any) -> Order:
+    """Return the order of a value's axes.
 
     Args:
       value: an array, or one with an order.
     """
-    if not isinstance(value, Ordered):
-        return value
-    return in_order(value, tuple(range(len(value.order))))
+    return value.order if isinstance(value, Ordered) else None
 
 
-def in_order(value: Any, order: tuple[int, ...]) -> jax.Array:
+def array_of(value: Any) -> Any:
+    """Return the array of a value, in whatever order.
+
+    Args:
+      value: an array, or one with an order.
+    """
+    return value.array if isinstance(value, Ordered) else value
+
+
+def in_order(value: Any, order: Order = None) -> Any:
     """Return the array of a value with its axes in an order.
 
     Args:
       value: an array, or one with an order.
-      order: as in ``Ordered``.
+      order: the order.
     """
-    array, own = value if isinstance(value, Ordered) else (value, tuple(range(len(order))))
-    return array if own == order else array.transpose([own.index(axis) for axis in order])
+    own = order_of(value)
+    if own == order:
+        return array_of(value)
+    axes = range(len(own or order or ()))
+    own, order = own or axes, order or axes
+    return array_of(value).transpose([own.index(axis) for axis in order])
 
 
-def with_order(array: jax.Array, order: Sequence[int]) -> Any:
+def with_order(array: jax.Array, order: Order) -> Any:
     """Return an array, with an order if that is another one than the program's.
 
     Args:
       array: the values.
-      order: as in ``Ordered``.
+      order: the order.
     """
-    is_plain = list(order) == list(range(len(order)))
-    return array if is_plain else Ordered(array, tuple(order))
+    if order is None or list(order) == list(range(len(order))):
+        return array
+    return Ordered(array, tuple(order))
 
 
 def results_of(equation: JaxprEqn, operands: Sequence[Any]) -> list[Any] | None:
@@ -82,37 +99,23 @@ def results_of(equation: JaxprEqn, operands: Sequence[Any]) -> list[Any] | None:
 
 
 def _transpose(value: Any, permutation: Sequence[int]) -> Any:
-    array, order = value if isinstance(value, Ordered) else (value, tuple(range(len(permutation))))
-    place = {axis: new for new, axis in enumerate(permutation)}
-    return with_order(array, [place[axis] for axis in order])
+    order = order_of(value) or range(len(permutation))
+    return with_order(array_of(value), [permutation.index(axis) for axis in order])
 
 
 def _first_order(operands: Sequence[Any]) -> tuple[int, ...]:
     return next(operand.order for operand in operands if isinstance(operand, Ordered))
 
 
-def _bind(equation: JaxprEqn, arrays: Sequence[Any], **changes: Any) -> Any:
-    primitive = equation.primitive
-    return primitive.bind(*arrays, **{**primitive.get_bind_params(equation.params), **changes})
-
-
 def _elementwise(equation, operands):
     order = _first_order(operands)
-    arrays = [in_order(x, order) if jnp.ndim(plain_like(x)) else x for x in operands]
-    return [with_order(_bind(equation, arrays), order)]
-
-
-def plain_like(value: Any) -> Any:
-    """Return the array of a value, in whatever order."""
-    return value.array if isinstance(value, Ordered) else value
+    arrays = [in_order(x, order) if jnp.ndim(array_of(x)) else x for x in operands]
+    return [with_order(result, order) for result in bind(equation, arrays)]
 
 
 def _barrier(equation, operands):
-    results = _bind(equation, [plain_like(operand) for operand in operands])
-    return [
-        with_order(result, operand.order) if isinstance(operand, Ordered) else result
-        for result, operand in zip(results, operands, strict=True)
-    ]
+    results = bind(equation, list(map(array_of, operands)))
+    return list(map(with_order, results, map(order_of, operands)))
 
 
 def _without(order: Sequence[int], gone: Sequence[int]) -> list[int]:
@@ -121,19 +124,17 @@ def _without(order: Sequence[int], gone: Sequence[int]) -> list[int]:
     return [sorted(left).index(axis) for axis in left]
 
 
-def _reduction(equation, operands):
-    (value,) = operands
-    axes = equation.params["axes"]
-    places = tuple(sorted(value.order.index(axis) for axis in axes))
-    result = _bind(equation, [value.array], axes=places)
-    return [with_order(result, _without(value.order, axes))]
+def _without_axes(name: str) -> Callable[..., list[Any]]:
+    """Return the rule of an operation that removes axes, which a parameter names."""
 
+    def rule(equation, operands):
+        (value,) = operands
+        gone = equation.params[name]
+        places = tuple(sorted(map(value.order.index, gone)))
+        (result,) = bind(equation, [value.array], **{name: places})
+        return [with_order(result, _without(value.order, gone))]
 
-def _squeeze(equation, operands):
-    (value,) = operands
-    gone = equation.params["dimensions"]
-    places = tuple(sorted(value.order.index(axis) for axis in gone))
-    return [with_order(lax.squeeze(value.array, places), _without(value.order, gone))]
+    return rule
 
 
 def _along(name: str) -> Callable[..., list[Any]]:
@@ -142,23 +143,20 @@ def _along(name: str) -> Callable[..., list[Any]]:
     def rule(equation, operands):
         order = _first_order(operands)
         arrays = [in_order(operand, order) for operand in operands]
-        results = _bind(equation, arrays, **{name: order.index(equation.params[name])})
-        several = equation.primitive.multiple_results
-        return [with_order(result, order) for result in (results if several else [results])]
+        results = bind(equation, arrays, **{name: order.index(equation.params[name])})
+        return [with_order(result, order) for result in results]
 
     return rule
 
 
 def _reverse(equation, operands):
     (value,) = operands
-    places = tuple(value.order.index(axis) for axis in equation.params["dimensions"])
-    return [with_order(_bind(equation, [value.array], dimensions=places), value.order)]
+    places = tuple(map(value.order.index, equation.params["dimensions"]))
+    return [with_order(lax.rev(value.array, places), value.order)]
 
 
 def _pad(equation, operands):
     value, zero = operands
-    if not isinstance(value, Ordered):
-        return None
     config = equation.params["padding_config"]
     array = lax.pad(value.array, zero, [config[axis] for axis in value.order])
     return [with_order(array, value.order)]
@@ -166,19 +164,15 @@ def _pad(equation, operands):
 
 def _slice(equation, operands):
     (value,) = operands
-    names = "start_indices", "limit_indices", "strides"
-    changes = {
-        name: tuple(equation.params[name][axis] for axis in value.order)
-        for name in names
-        if equation.params[name] is not None
-    }
-    return [with_order(_bind(equation, [value.array], **changes), value.order)]
+    limits = [
+        of and [of[axis] for axis in value.order]
+        for of in map(equation.params.get, ("start_indices", "limit_indices", "strides"))
+    ]
+    return [with_order(lax.slice(value.array, *limits), value.order)]
 
 
 def _broadcast(equation, operands):
-    value = operands[0]
-    if len(operands) > 1:  # a size that is only known when the program runs
-        return None
+    (value,) = operands
     shape, places = equation.params["shape"], equation.params["broadcast_dimensions"]
     new = [axis for axis in range(len(shape)) if axis not in places]
     order = [*new, *(places[axis] for axis in value.order)]
@@ -188,25 +182,24 @@ def _broadcast(equation, operands):
 
 
 def _reshape(equation, operands):
-    value = operands[0]
+    (value,) = operands
     new = equation.params["new_sizes"]
-    if len(operands) > 1 or equation.params["dimensions"] is not None:
+    if equation.params["dimensions"] is not None:
         return None
-    old = [value.array.shape[value.order.index(axis)] for axis in range(len(value.order))]
+    place = {axis: i for i, axis in enumerate(value.order)}
+    old = [value.array.shape[place[axis]] for axis in range(len(place))]
     groups = _groups(old, new)
     if groups is None:
         return None
-    place = {axis: i for i, axis in enumerate(value.order)}
-    order: list[int] = []
     starts = []
     for before, after in groups:
-        long = [axis for axis in before if old[axis] > 1]
-        places = [place[axis] for axis in long]
-        if places != list(range(places[0], places[0] + len(places))) if places else False:
+        places = [place[axis] for axis in before if old[axis] > 1]
+        first = places[0] if places else -1
+        if places != list(range(first, first + len(places))):
             return None  # the axes to be joined do not stand beside one another
-        starts.append((places[0] if places else -1, after))
-    for _, after in sorted(starts, key=lambda start: start[0]):
-        order += after
+        starts.append((first, after))
+    starts.sort(key=lambda start: start[0])
+    order = [axis for _, after in starts for axis in after]
     return [with_order(value.array.reshape([new[axis] for axis in order]), order)]
 
 
@@ -243,14 +236,16 @@ _ELEMENTWISE = (
 _RULES: Mapping[str, Callable[..., list[Any] | None]] = {
     **dict.fromkeys(_ELEMENTWISE, _elementwise),
     **dict.fromkeys(
-        ["reduce_sum", "reduce_max", "reduce_min", "reduce_prod", "reduce_and", "reduce_or"],
-        _reduction,
+        (
+            *("reduce_sum", "reduce_max", "reduce_min", "reduce_prod", "reduce_and", "reduce_or"),
+            *("argmax", "argmin"),
+        ),
+        _without_axes("axes"),
     ),
-    **dict.fromkeys(["argmax", "argmin"], _reduction),
     **dict.fromkeys(["cumsum", "cumprod", "cummax", "cummin", "split"], _along("axis")),
     "concatenate": _along("dimension"),
     "optimization_barrier": _barrier,
-    "squeeze": _squeeze,
+    "squeeze": _without_axes("dimensions"),
     "rev": _reverse,
     "pad": _pad,
     "slice": _slice,

@@ -53,19 +53,17 @@ class Bilinear:
         batching.primitive_batchers[self.primitive] = self._mapped
         mlir.register_lowering(self.primitive, self._lower)
 
-    def __call__(
-        self, name: str, left: jax.Array, right: jax.Array, size: Hashable, levels: int = 0
-    ) -> jax.Array:
+    def __call__(self, name: str, left: jax.Array, right: jax.Array, size: Hashable) -> jax.Array:
         """Run one of the functions.
 
         The precision of matrix products is the default of this place, also in the derivatives.
 
         Args:
           name: "features", "images_of" or "kernel_of".
-          left, right: its operands, with ``levels`` leading axes over which it is mapped.
+          left, right: its operands.
           size: what the functions share.
         """
-        return self._bound(name, left, right, size, levels, traced_precision())
+        return self._bound(name, left, right, size, 0, traced_precision())
 
     def _bound(self, name, left, right, size, levels, precision):
         left, right = _varying_alike(left, right)

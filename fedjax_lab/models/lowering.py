@@ -19,12 +19,13 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.extend import linear_util
-from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, jaxpr_as_fun
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, jaxpr_as_fun
 
 from fedjax_lab.checks import warn
 from fedjax_lab.machine.target import TracedFor, traced_for, tracing_with
 from fedjax_lab.models import axis_order, convolution, pooling, recurrence
-from fedjax_lab.models.axis_order import in_order, plain, plain_like, with_order
+from fedjax_lab.models.axis_order import Order, array_of, in_order, order_of, with_order
+from fedjax_lab.models.programs import bind, value_of
 
 # Operation -> (its params, its operands, what the program is traced for) -> another form of it, a
 # function of the operands; None: the operation stays.
@@ -117,7 +118,7 @@ def _lowered(function: Callable[..., Any], leaves: Sequence[Any], how: TracedFor
         closed = jax.make_jaxpr(of_arrays)(*arrays)
     _note(closed.jaxpr, how)
     if _has_forms(closed.jaxpr, how):
-        found = iter(map(plain, _evaluate(closed, arrays, how)))
+        found = iter(map(in_order, _evaluate(closed, arrays, how)))
     else:
         found = iter(jaxpr_as_fun(closed)(*arrays))
     merged = [next(found) if isinstance(leaf, jax.Array) else leaf for leaf in results]
@@ -182,20 +183,17 @@ def _evaluate(closed: ClosedJaxpr, operands: Sequence[Any], how: TracedFor) -> l
     values: dict[Any, Any] = dict(zip(program.constvars, closed.consts, strict=True))
     values.update(zip(program.invars, operands, strict=True))
 
-    def read(variable):
-        return variable.val if isinstance(variable, Literal) else values[variable]
-
     for equation in program.eqns:
-        given = [read(variable) for variable in equation.invars]
+        given = [value_of(variable, values) for variable in equation.invars]
         scope = str(equation.source_info.name_stack)
         with equation.ctx.manager, jax.named_scope(scope) if scope else nullcontext():
             results = _results(equation, given, how)
         values.update(zip(equation.outvars, results, strict=True))
-    return [read(variable) for variable in program.outvars]
+    return [value_of(variable, values) for variable in program.outvars]
 
 
 def _results(equation: JaxprEqn, given: list[Any], how: TracedFor) -> Sequence[Any]:
-    primitive, name = equation.primitive, equation.primitive.name
+    name = equation.primitive.name
     if (form := _form_of(equation, how)) is not None:
         if not _keeps_orders(how):
             return [form(*given)]
@@ -204,14 +202,13 @@ def _results(equation: JaxprEqn, given: list[Any], how: TracedFor) -> Sequence[A
         return _evaluate(closed, given, how)
     if _keeps_orders(how) and (results := axis_order.results_of(equation, given)) is not None:
         return results
-    is_ordered = any(isinstance(value, axis_order.Ordered) for value in given)
+    is_ordered = any(map(order_of, given))
     if is_ordered or _has_forms_inside(equation, how):
         if (inside := _INSIDE.get(name)) is not None:
             return inside(equation, given, how)
         if (around := _AROUND.get(name)) is not None:
-            return around(equation, list(map(plain, given)), how)
-    results = primitive.bind(*map(plain, given), **primitive.get_bind_params(equation.params))
-    return results if primitive.multiple_results else [results]
+            return around(equation, list(map(in_order, given)), how)
+    return bind(equation, list(map(in_order, given)))
 
 
 def _keeps_orders(how: TracedFor) -> bool:
@@ -230,17 +227,17 @@ def _remat(equation, given, how):
     params = equation.params
     inner, orders = _of_arrays(_function(params["jaxpr"], how), given)
     again = jax.checkpoint(inner, prevent_cse=params["prevent_cse"], policy=params["policy"])
-    return _ordered(again(*map(plain_like, given)), orders)
+    return list(map(with_order, again(*map(array_of, given)), orders))
 
 
 def _with_tangent_rule(equation, given, how):
     """Call a ``custom_jvp`` function, with other forms in it and in its rule."""
     params = equation.params
     if params["symbolic_zeros"]:
-        return _with_rule(equation, list(map(plain, given)), how)
+        return _with_rule(equation, list(map(in_order, given)), how)
     _, rule = equation.primitive.get_bind_params(params)["subfuns"]
     inner, orders = _of_arrays(_function(params["call_jaxpr"], how), given)
-    jax.eval_shape(inner, *map(plain_like, given))  # finds the orders; gradients call the rule only
+    jax.eval_shape(inner, *map(array_of, given))  # finds the orders; gradients call the rule only
     called = jax.custom_jvp(inner)
 
     @called.defjvp
@@ -249,36 +246,27 @@ def _with_tangent_rule(equation, given, how):
         shapes = [variable.aval for variable in equation.invars]
         closed = jax.make_jaxpr(rule.call_wrapped)(*shapes, *shapes)
         results = _evaluate(closed, [*primals, *tangents], how)
-        pairs = zip(results, orders * 2, strict=True)
-        ordered = [in_order(result, order) if order else plain(result) for result, order in pairs]
+        ordered = list(map(in_order, results, orders * 2))
         return ordered[: len(orders)], ordered[len(orders) :]
 
-    return _ordered(called(*map(plain_like, given)), orders)
+    return list(map(with_order, called(*map(array_of, given)), orders))
 
 
 def _of_arrays(function, given):
     """Return a function of arrays as they stand, and its results' orders, known once it ran."""
-    orders: list[tuple[int, ...] | None] = []
+    orders: list[Order] = []
 
     def run(*arrays):
         results = function(*_like(given, arrays))
-        orders[:] = [r.order if isinstance(r, axis_order.Ordered) else None for r in results]
-        return list(map(plain_like, results))
+        orders[:] = map(order_of, results)
+        return list(map(array_of, results))
 
     return run, orders
 
 
 def _like(given, arrays):
     """Return arrays with the orders of ``given``."""
-    return [
-        with_order(array, value.order) if isinstance(value, axis_order.Ordered) else array
-        for value, array in zip(given, arrays, strict=True)
-    ]
-
-
-def _ordered(arrays, orders):
-    pairs = zip(arrays, orders, strict=True)
-    return [with_order(array, order) if order else array for array, order in pairs]
+    return list(map(with_order, arrays, map(order_of, given)))
 
 
 _INSIDE = {
@@ -299,7 +287,7 @@ def _function(program: ClosedJaxpr | Jaxpr, how: TracedFor) -> Callable[..., lis
 
 def _arrays_of(program: ClosedJaxpr | Jaxpr, how: TracedFor) -> Callable[..., list[jax.Array]]:
     inner = _function(program, how)
-    return lambda *operands: list(map(plain, inner(*operands)))
+    return lambda *operands: list(map(in_order, inner(*operands)))
 
 
 def _scan(equation, given, how):
@@ -329,8 +317,7 @@ def _scan(equation, given, how):
 def _while(equation, given, how):
     params = equation.params
     if params["cond_jaxpr"].out_avals[0].shape:  # of ``vmap``; ``while_loop`` takes no such one
-        primitive = equation.primitive
-        return primitive.bind(*given, **primitive.get_bind_params(params))
+        return bind(equation, given)
     of_cond, of_body = params["cond_nconsts"], params["body_nconsts"]
     cond_consts, body_consts = given[:of_cond], given[of_cond : of_cond + of_body]
     condition = _arrays_of(params["cond_jaxpr"], how)
@@ -343,9 +330,9 @@ def _while(equation, given, how):
 
 
 def _cond(equation, given, how):
-    primitive, params = equation.primitive, equation.params
+    params = equation.params
     if params.get("branches_platforms"):  # ``switch`` would compile those of other platforms, too
-        return primitive.bind(*given, **primitive.get_bind_params(params))
+        return bind(equation, given)
     branches = [_arrays_of(branch, how) for branch in params["branches"]]
     return lax.switch(given[0], branches, *given[1:])
 

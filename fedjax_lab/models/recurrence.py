@@ -22,6 +22,8 @@ import jax.numpy as jnp
 from jax import lax
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
 
+from fedjax_lab.models.programs import bind, value_of
+
 # What a value in the body of a loop depends on.
 _WEIGHTS, _INPUTS, _STATE = range(3)
 
@@ -140,9 +142,9 @@ def scan(equation: JaxprEqn, operands: Sequence[jax.Array], body: ClosedJaxpr) -
     done = {id(e) for e in (*of_weights, *of_inputs)}
     rest = [e for e in program.eqns if id(e) not in done]
 
-    of_carry = program.invars[num_consts : num_consts + num_carry]
-    carry, *rows = (operands[num_consts:][:num_carry], *operands[num_consts + num_carry :])
-    xs = _paired(program.invars[num_consts + num_carry :], rows)
+    after_carry = num_consts + num_carry
+    of_carry = program.invars[num_consts:after_carry]
+    xs = _paired(program.invars[after_carry:], operands[after_carry:])
     if of_inputs:
         xs.update(_of_all_steps(of_inputs, _read(rest, program.outvars), xs, values))
     products = [
@@ -160,8 +162,9 @@ def scan(equation: JaxprEqn, operands: Sequence[jax.Array], body: ClosedJaxpr) -
     read = _read(rest, program.outvars)
     weights = {v: values[v] for v in of_products}
     others = {v: values[v] for v in read if v in values and v not in of_products}
+    carry = list(operands[num_consts:after_carry])
     return _looped(
-        rest, products, equation.params, of_carry, program.outvars, weights, others, xs, list(carry)
+        rest, products, equation.params, of_carry, program.outvars, weights, others, xs, carry
     )
 
 
@@ -189,7 +192,7 @@ def _looped(equations, products, params, of_carry, results, weights, others, xs,
             x, offsets = x
             values = {**fixed, **_paired(of_carry, carry), **_paired(of_xs, x)}
             met = _run(equations, values, products, offsets)
-            after = [_value(variable, values) for variable in results]
+            after = [value_of(variable, values) for variable in results]
             return after[:num_carry], (after[num_carry:], met)
 
         carry, (ys, met) = lax.scan(
@@ -231,20 +234,14 @@ def _paired(names: Iterable[Any], values: Iterable[Any]) -> dict[Any, Any]:
     return dict(zip(names, values, strict=True))
 
 
-def _value(variable: Any, values: dict[Any, Any]) -> Any:
-    return variable.val if isinstance(variable, Literal) else values[variable]
-
-
 def _run(equations, values, products=(), offsets=None):
     """Evaluate operations into ``values``; returns the states that the products multiply."""
     number = {id(product.equation): i for i, product in enumerate(products)}
     met: list[Any] = [None] * len(products)
     for equation in equations:
-        given = [_value(variable, values) for variable in equation.invars]
-        primitive = equation.primitive
+        given = [value_of(variable, values) for variable in equation.invars]
         with equation.ctx.manager:
-            results = primitive.bind(*given, **primitive.get_bind_params(equation.params))
-        results = results if primitive.multiple_results else [results]
+            results = bind(equation, given)
         i = number.get(id(equation))
         if i is not None and offsets is not None:
             met[i] = given[1 - products[i].place]
