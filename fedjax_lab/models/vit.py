@@ -84,8 +84,9 @@ class EncoderLayer(nn.Module):
 
 def _attention(query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
     """Compute attention [B, T, heads, F] without dropout; the softmax is at least float32."""
+    is_narrow = jnp.finfo(query.dtype).bits < 32
     weights = nn.dot_product_attention_weights(
-        query, key, deterministic=True, force_fp32_for_softmax=True
+        query, key, deterministic=True, force_fp32_for_softmax=is_narrow
     )
     return jnp.einsum("...hqk,...khd->...qhd", weights.astype(value.dtype), value)
 

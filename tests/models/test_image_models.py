@@ -410,6 +410,9 @@ def test_vit_is_numpys():
     doubles = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), params)
     expected = numpy_vit(doubles, np.asarray(x, np.float64), 2)
     np.testing.assert_allclose(jax.jit(model.apply)(params, x), expected, rtol=1e-3, atol=1e-4)
+    with jax.enable_x64(True):
+        found = jax.jit(model.apply)(doubles, np.asarray(x, np.float64))
+    np.testing.assert_allclose(found, expected, rtol=1e-12, atol=1e-12)
 
 
 def test_patch_embedding_is_a_convolution_of_stride_its_size():
