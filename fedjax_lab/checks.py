@@ -13,7 +13,7 @@ import os
 import sys
 import warnings
 import weakref
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Iterator
 from typing import Any
 
 import jax
@@ -86,6 +86,23 @@ def warn(message: str, category: type[Warning] = UserWarning) -> None:
     while frame.f_back is not None and frame.f_code.co_filename.startswith(_INSIDE):
         frame, level = frame.f_back, level + 1
     warnings.warn(message, category, stacklevel=level)
+
+
+@contextlib.contextmanager
+def errors_about(what: str, kinds: Any = Exception) -> Iterator[None]:
+    """Turn errors into a ``ValueError`` that says what they are about.
+
+    Args:
+      what: what is wrong, and where, such as "a.npz: damaged zip archive".
+      kinds: classes of errors; a library may raise any for a damaged file.
+
+    Raises:
+      ValueError: an error of these classes was raised.
+    """
+    try:
+        yield
+    except kinds as error:
+        raise ValueError(f"{what}: {error}") from error
 
 
 def check_choice(argument: str, value: str, choices: Iterable[str]) -> str:

@@ -11,14 +11,14 @@ import lzma
 import pickle
 import tarfile
 import zlib
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from io import BytesIO
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedjax_lab.checks import check_choice
+from fedjax_lab.checks import check_choice, errors_about
 from fedjax_lab.data.files import check_unpacked
 
 LABELS = ("fine", "coarse")
@@ -101,28 +101,25 @@ def _read_folder(name: str, folder: Path) -> tuple[_Form, dict[str, bytes]]:
 def _read_archive(name: str, path: Path) -> tuple[_Form, dict[str, bytes]]:
     """Read the files from the archive into memory; nothing is extracted to the disk."""
     held: dict[_Form, dict[str, bytes]] = {form: {} for form in _FORMS[name]}
-    try:
-        with tarfile.open(path) as archive:
-            for member in archive:
-                folder, _, file = member.name.removeprefix("./").rpartition("/")
-                for form, files in held.items():
-                    if member.isfile() and folder == form.folder and file in form.files:
-                        check_unpacked(path, member.size)
-                        content = archive.extractfile(member)
-                        assert content is not None  # a regular file
-                        files[file] = content.read()
-            assert archive.fileobj is not None
-            while archive.fileobj.read(_CHUNK):  # the checksum is behind the last member
-                pass
-    except (tarfile.TarError, EOFError, OSError, zlib.error, lzma.LZMAError) as error:
-        raise ValueError(
-            f"{path}: no tar archive, or a damaged or cut short one; get it again: {error}"
-        ) from error
-    form = _form_of(name, path, {form: list(files) for form, files in held.items()})
+    about = f"{path}: no tar archive, or a damaged or cut short one; get it again"
+    kinds = (tarfile.TarError, EOFError, OSError, zlib.error, lzma.LZMAError)
+    with errors_about(about, kinds), tarfile.open(path) as archive:
+        for member in archive:
+            folder, _, file = member.name.removeprefix("./").rpartition("/")
+            for form, files in held.items():
+                if member.isfile() and folder == form.folder and file in form.files:
+                    check_unpacked(path, member.size)
+                    content = archive.extractfile(member)
+                    assert content is not None  # a regular file
+                    files[file] = content.read()
+        assert archive.fileobj is not None
+        while archive.fileobj.read(_CHUNK):  # the checksum is behind the last member
+            pass
+    form = _form_of(name, path, held)
     return form, held[form]
 
 
-def _form_of(name: str, path: Path, found: Mapping[_Form, list[str]]) -> _Form:
+def _form_of(name: str, path: Path, found: Mapping[_Form, Container[str]]) -> _Form:
     """Return the form of which there are all files."""
     missing = {form: [file for file in form.files if file not in found[form]] for form in found}
     best = min(missing, key=lambda form: len(missing[form]))
@@ -152,7 +149,11 @@ def _read_pickled(
     where: str, name: str, content: bytes, labels: str
 ) -> tuple[np.ndarray, np.ndarray]:
     key, classes = _KINDS[name][labels]
-    try:
+    about = (
+        f"{where} is damaged, or no batch of {name} (a pickled dict with data [n, {_PIXELS:,}] "
+        f"and {key.decode()} [n])"
+    )
+    with errors_about(about):
         batch = _Unpickler(BytesIO(content), encoding="bytes").load()
         _, shape, dtype, is_fortran, data = batch[b"data"].state
         if dtype.arguments[0] not in (b"u1", "u1"):
@@ -161,11 +162,6 @@ def _read_pickled(
         y = np.array(batch[key])
         if rows.shape != (len(y), _PIXELS) or y.dtype.kind not in "iu" or y.ndim != 1:
             raise ValueError(f"images of shape {rows.shape} and labels of shape {y.shape}")
-    except Exception as error:  # pickle raises many kinds for a damaged file
-        raise ValueError(
-            f"{where} is damaged, or no batch of {name} (a pickled dict with data [n, {_PIXELS:,}] "
-            f"and {key.decode()} [n]): {error}"
-        ) from error
     return _channels_last(rows), _checked(where, y, classes)
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
+from fedjax_lab.checks import errors_about
 from fedjax_lab.data.files import IDX_FILES, read_idx_files
 
 _FIRST = "-train-images-idx3-ubyte"
@@ -62,7 +63,11 @@ def _read_mat(path: Path, name: str) -> dict[str, np.ndarray]:
     if not path.is_file():
         raise FileNotFoundError(f"{name}: there is no file {path}.")
     arrays: dict[str, np.ndarray] = {}
-    try:
+    about = (
+        f"{path}: damaged, or no file of EMNIST (a struct dataset with train and test, each with "
+        "images uint8 [n, 784] and labels [n])"
+    )
+    with errors_about(about):
         found = io.loadmat(path)["dataset"][0, 0]  # a struct of MATLAB is an array [1, 1]
         for part in ("train", "test"):
             x = np.asarray(found[part][0, 0]["images"])
@@ -74,9 +79,4 @@ def _read_mat(path: Path, name: str) -> dict[str, np.ndarray]:
                     f"{list(y.shape)}"
                 )
             arrays[f"x_{part}"], arrays[f"y_{part}"] = x.reshape(len(x), side, side), y
-    except Exception as error:  # SciPy raises many kinds for a damaged file
-        raise ValueError(
-            f"{path}: damaged, or no file of EMNIST (a struct dataset with train and test, each "
-            f"with images uint8 [n, 784] and labels [n]): {error}"
-        ) from error
     return arrays

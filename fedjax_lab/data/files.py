@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from fedjax_lab.checks import errors_about
 from fedjax_lab.machine.extras import imported
 
 IDX_FILES = {
@@ -98,39 +99,36 @@ def read_idx(path: Path, *, ndim: int) -> np.ndarray:
       ValueError: the file is not such an IDX file, is truncated, or has extra bytes.
     """
     opener: Any = gzip.open if path.suffix == ".gz" else open
-    try:
-        with opener(path, "rb") as file:
-            header = _read_up_to(file, 4)
-            if len(header) < 4 or header[:2] != b"\0\0":
-                raise ValueError(f"{path}: magic number {header.hex()}; IDX files begin with 0000.")
-            kind, rank = header[2], header[3]
-            if kind != 0x08:
-                found = _IDX_TYPES.get(kind, "unknown")
-                raise ValueError(
-                    f"{path}: data type 0x{kind:02x} ({found}); it must be uint8. "
-                    "Write other types to an .npz file, for npz:FILE."
-                )
-            if rank != ndim:
-                raise ValueError(f"{path}: {rank} dimensions; there must be {ndim}.")
-            sizes = _read_up_to(file, 4 * ndim)
-            if len(sizes) < 4 * ndim:
-                raise ValueError(f"{path}: the file ends within its header.")
-            shape = struct.unpack(f">{ndim}I", sizes)
-            count = math.prod(shape)
-            if opener is gzip.open:
-                check_unpacked(path, count)
-            values = _read_up_to(file, count)
-            if len(values) < count:
-                raise ValueError(
-                    f"{path}: the file ends after {len(values):,} of {count:,} values of {shape}."
-                )
-            # Reading past the end also makes gzip verify its checksum.
-            if file.read(1):
-                raise ValueError(f"{path}: there are extra bytes after the values of {shape}.")
-    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise ValueError(
-            f"{path}: damaged or cut short gzip file; get it again: {error}"
-        ) from error
+    about = f"{path}: damaged or cut short gzip file; get it again"
+    kinds = (EOFError, gzip.BadGzipFile, zlib.error)
+    with errors_about(about, kinds), opener(path, "rb") as file:
+        header = _read_up_to(file, 4)
+        if len(header) < 4 or header[:2] != b"\0\0":
+            raise ValueError(f"{path}: magic number {header.hex()}; IDX files begin with 0000.")
+        kind, rank = header[2], header[3]
+        if kind != 0x08:
+            found = _IDX_TYPES.get(kind, "unknown")
+            raise ValueError(
+                f"{path}: data type 0x{kind:02x} ({found}); it must be uint8. "
+                "Write other types to an .npz file, for npz:FILE."
+            )
+        if rank != ndim:
+            raise ValueError(f"{path}: {rank} dimensions; there must be {ndim}.")
+        sizes = _read_up_to(file, 4 * ndim)
+        if len(sizes) < 4 * ndim:
+            raise ValueError(f"{path}: the file ends within its header.")
+        shape = struct.unpack(f">{ndim}I", sizes)
+        count = math.prod(shape)
+        if opener is gzip.open:
+            check_unpacked(path, count)
+        values = _read_up_to(file, count)
+        if len(values) < count:
+            raise ValueError(
+                f"{path}: the file ends after {len(values):,} of {count:,} values of {shape}."
+            )
+        # Reading past the end also makes gzip verify its checksum.
+        if file.read(1):
+            raise ValueError(f"{path}: there are extra bytes after the values of {shape}.")
     return np.frombuffer(values, np.uint8).reshape(shape)
 
 
@@ -184,24 +182,20 @@ def read_npz(path: Path, name: str, keys: Sequence[str] | None = SPLITS) -> dict
         raise ValueError(
             f"{path}: damaged or no .npz file (a zip archive of arrays); get or write it again."
         )
-    try:
-        with zipfile.ZipFile(path) as archive:
-            sizes = {info.filename: info.file_size for info in archive.infolist()}
-    except Exception as error:  # zipfile and NumPy raise many kinds for a damaged file
-        raise ValueError(f"{path}: damaged zip archive: {error}") from error
+    with errors_about(f"{path}: damaged zip archive"), zipfile.ZipFile(path) as archive:
+        sizes = {info.filename: info.file_size for info in archive.infolist()}
     asked = sizes if keys is None else [name for key in keys for name in (key, f"{key}.npy")]
     check_unpacked(path, sum(sizes.get(name, 0) for name in asked))
-    try:
+    with (
+        errors_about(f"{path}: not readable as an .npz file of plain arrays"),
         # NumPy would leave a file that it opened itself open on a damaged archive.
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
-            found = list(archive.files)
-            wanted = found if keys is None else keys
-            absent = [key for key in wanted if key not in found]
-            arrays = {} if absent else {key: archive[key] for key in wanted}
-    except Exception as error:
-        raise ValueError(
-            f"{path}: not readable as an .npz file of plain arrays: {error}"
-        ) from error
+        path.open("rb") as file,
+        np.load(file, allow_pickle=False) as archive,
+    ):
+        found = list(archive.files)
+        wanted = found if keys is None else keys
+        absent = [key for key in wanted if key not in found]
+        arrays = {} if absent else {key: archive[key] for key in wanted}
     if absent:
         raise ValueError(
             f"{path}: no array {', '.join(absent)}; it has {', '.join(found) or 'none'}. "
@@ -226,10 +220,9 @@ def read_parquet(argument: str, path: Path) -> Any:
     """
     needs = f"{argument} is {str(path)!r}, which needs pyarrow"
     parquet = imported("pyarrow.parquet", needs, "tables")
-    try:
+    about = (
+        f"{argument} is {str(path)!r}, which is no Parquet file, or a damaged one; get or write "
+        "the file again"
+    )
+    with errors_about(about):
         return parquet.read_table(path, page_checksum_verification=True)
-    except Exception as error:  # pyarrow raises many kinds for a damaged file
-        raise ValueError(
-            f"{argument} is {str(path)!r}, which is no Parquet file, or a damaged one; get or "
-            f"write the file again: {error}"
-        ) from error

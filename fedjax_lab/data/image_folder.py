@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from fedjax_lab.checks import errors_about
 from fedjax_lab.machine.extras import imported
 
 # Names of the folders of a test set.
@@ -153,10 +154,7 @@ def _opened(file: Path) -> Iterator[Any]:
     """Open an image; what fails in the context is an error of the file."""
     from PIL import Image
 
-    try:
-        with Image.open(file) as image:
-            if image.mode not in (*_GRAY, *_COLOURS):
-                raise ValueError(f"its mode is {image.mode}, not of 8 bits a channel")
-            yield image
-    except Exception as error:
-        raise ValueError(f"{file} is no image that can be read: {error}") from error
+    with errors_about(f"{file} is no image that can be read"), Image.open(file) as image:
+        if image.mode not in (*_GRAY, *_COLOURS):
+            raise ValueError(f"its mode is {image.mode}, not of 8 bits a channel")
+        yield image

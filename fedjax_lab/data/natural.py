@@ -7,7 +7,8 @@ import dataclasses
 import json
 import sqlite3
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import jax
 import numpy as np
 from flax import serialization
 
-from fedjax_lab.checks import repeated, warn
+from fedjax_lab.checks import errors_about, repeated, warn
 from fedjax_lab.data import tfds
 from fedjax_lab.data.clients import from_clients, name_of
 from fedjax_lab.data.columns import Categories, Columns, read_columns, several
@@ -27,7 +28,7 @@ from fedjax_lab.machine.json_file import distinct
 from fedjax_lab.signatures import suggest_keywords
 from fedjax_lab.types import PyTree
 
-_CONVERT = "convert is None, so that x and y must be numbers of one shape; found:"
+_CONVERT = "convert is None, so that x and y must be numbers of one shape; found"
 
 
 @suggest_keywords
@@ -177,14 +178,10 @@ def load_leaf(
     paths = sorted(Path(folder).glob("*.json"))
     if not paths:
         raise FileNotFoundError(f"folder is {folder}, which has no file *.json.")
-    clients: dict[str, PyTree] = {}
-    for path in paths:
-        for user, x, y in leaf_users(path):
-            if user in clients:
-                raise ValueError(f"{path}: the user {user!r} occurs twice.")
-            clients[user] = (
-                convert(x, y) if convert else _leaf_examples(f"{path}, user {user!r}", x, y)
-            )
+    clients: dict[str, PyTree] = {
+        user: convert(x, y) if convert else _leaf_examples(where, x, y)
+        for user, where, x, y in leaf_users(paths)
+    }
     if not clients:
         raise ValueError(f"folder is {folder}, whose files have no users.")
     if convert is None:  # 1 and 1.5 are both numbers in JSON
@@ -205,14 +202,12 @@ def _check_convert(convert: Any, of: str) -> None:
 def _leaf_examples(where: str, x: list, y: list) -> Examples:
     arrays = []
     for values in (x, y):
-        try:
-            array = np.array(values)
-        except ValueError as error:  # of several lengths
-            raise ValueError(f"{where}: {_CONVERT} {error}") from error
-        if array.dtype.kind not in "biuf":
-            raise ValueError(f"{where}: {_CONVERT} {array.dtype}.")
-        if _is_beyond_int64(values, array):
-            raise ValueError(f"{where}: {_CONVERT} integers beyond int64.")
+        with errors_about(f"{where}: {_CONVERT}", ValueError):
+            array = np.array(values)  # an error for several lengths
+            if array.dtype.kind not in "biuf":
+                raise ValueError(f"{array.dtype}.")
+            if _is_beyond_int64(values, array):
+                raise ValueError("integers beyond int64.")
         arrays.append(array)
     return Examples(*arrays)
 
@@ -226,16 +221,27 @@ def _is_beyond_int64(values: list, array: np.ndarray) -> bool:
     return all(isinstance(value, int) for value in np.array(values, object).flat)
 
 
-def leaf_users(path: Path) -> Iterable[tuple[str, list, list]]:
-    """Read (user, x, y) of the users of a file in LEAF's layout.
+def leaf_users(paths: Iterable[Path]) -> Iterator[tuple[str, str, list, list]]:
+    """Read (user, location for errors, x, y) of the users of files in LEAF's layout.
 
     Args:
-      path: the file.
+      paths: the files.
 
     Raises:
-      ValueError: it is damaged, lacks a field or has one twice, or its fields differ in their users
-        or numbers of examples.
+      ValueError: a file is damaged, lacks a field or has one twice, or its fields differ in their
+        users or numbers of examples; or a user occurs twice.
     """
+    seen = set()
+    for path in paths:
+        for user, x, y in _leaf_file(path):
+            if user in seen:
+                raise ValueError(f"{path}: the user {user!r} occurs twice.")
+            seen.add(user)
+            yield user, f"{path}, user {user!r}", x, y
+
+
+def _leaf_file(path: Path) -> list[tuple[str, list, list]]:
+    """Read (user, x, y) of the users of one file."""
     try:
         text = path.read_text(encoding="utf-8-sig")
         content = json.loads(text, object_pairs_hook=distinct)
@@ -321,19 +327,18 @@ def read_fedjax(path: Path) -> dict[str, dict[str, Any]]:
     """
     if not path.is_file():
         raise FileNotFoundError(f"path is {path}; there is no such file.")
-    connection = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)
     clients: list[tuple[str, dict[str, Any]]] = []
-    try:
+    kinds = (sqlite3.Error, zlib.error, ValueError, TypeError)
+    with (
+        errors_about(f"{path}: no federated data set of FedJAX's", kinds),
+        closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as connection,
+    ):
         rows = connection.execute("SELECT client_id, data FROM federated_data ORDER BY rowid")
         for client_id, packed in rows:
             arrays = serialization.msgpack_restore(zlib.decompress(packed))
             if not isinstance(client_id, (bytes, str)):
                 raise TypeError(f"a client has the id {client_id!r}; ids must be bytes or text.")
             clients.append((name_of(client_id), arrays))
-    except (sqlite3.Error, zlib.error, ValueError, TypeError) as error:
-        raise ValueError(f"{path}: no federated data set of FedJAX's: {error}") from error
-    finally:
-        connection.close()
     if (twice := repeated(name for name, _ in clients)) is not None:
         raise ValueError(f"{path}: two clients have ids with the text {twice!r}; they must differ.")
     return dict(clients)

