@@ -11,10 +11,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from fedjax_lab.checks import check_choice
 from fedjax_lab.data.sources import Examples
 from fedjax_lab.data.stream_files import hash_of_file
-from fedjax_lab.data.tfds import image_and_label, open_tfds, source_of
+from fedjax_lab.data.tfds import open_tfds, store
 
 
 class Records:
@@ -59,13 +58,7 @@ class Records:
         y = np.zeros(rows, np.int32)
         y[: len(ids)] = self.targets[ids]
         for place, record in enumerate(self._images.__getitems__(ids.tolist())):
-            image = np.asarray(record[self._key])
-            if image.shape != x.shape[1:]:
-                raise ValueError(
-                    f"{self._name}: example {ids[place]} has shape {image.shape}, example 0 "
-                    f"{x.shape[1:]}; all must have the same shape."
-                )
-            x[place] = image
+            store(self._name, x, place, np.asarray(record[self._key]), ids[place])
         return Examples(x, y)
 
     def content(self) -> str:
@@ -89,12 +82,9 @@ def open_records(name: str, data_dir: str | Path | None) -> Records:
       ValueError: the set does not exist, is not an image classification, or is not in the format
         array_record.
     """
-    tfds, builder, prepare = open_tfds(name, data_dir)
-    check_choice(f"split of {name}", "train", builder.info.splits)
-    keys = image_and_label(name, tfds, builder.info)
-    records = source_of(name, builder, "train", prepare)
-    raw = builder.as_data_source(
-        split="train", decoders={keys[0]: tfds.decode.SkipDecoding()}
-    )  # labels without their images
+    found = open_tfds(name, data_dir)
+    records, keys = found.records("train"), found.image_and_label()
+    # Labels without their images.
+    raw = found.records("train", decoders={keys[0]: found.library.decode.SkipDecoding()})
     labels = np.array([raw[i][keys[1]] for i in range(len(raw))], np.int32)
-    return Records(records, labels, keys, builder.info.splits["train"].filepaths, name)
+    return Records(records, labels, keys, found.builder.info.splits["train"].filepaths, name)

@@ -2,12 +2,111 @@
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from fedjax_lab.checks import check_choice
 from fedjax_lab.machine.extras import imported
+
+
+class PreparedSet(NamedTuple):
+    """A prepared set of tensorflow-datasets.
+
+    Attributes:
+      name: kind, a colon, and the name of the set in TFDS.
+      library: ``tensorflow_datasets``.
+      builder: TFDS's builder of the set.
+      prepare: how to prepare it again.
+    """
+
+    name: str
+    library: Any
+    builder: Any
+    prepare: str
+
+    def records(self, split: str, **options: Any) -> Any:
+        """Open the records of a split for reading by index.
+
+        Args:
+          split: of the set.
+          **options: of TFDS's ``as_data_source``.
+
+        Raises:
+          ValueError: there is no such split, or the set's format cannot be read by index.
+        """
+        check_choice(f"split of {self.name}", split, self.builder.info.splits)
+        try:
+            return self.builder.as_data_source(split=split, **options)
+        except NotImplementedError as error:
+            raise ValueError(
+                f"{self.name} is prepared in {self.builder.data_path} in a format that cannot be "
+                f"read by index. Prepare it anew: {self.prepare}"
+            ) from error
+
+    def train_and_test(self) -> dict[str, Any]:
+        """Open train and test for reading by index.
+
+        Raises:
+          ValueError: the set has no such splits, or its format cannot be read by index.
+        """
+        splits = self.builder.info.splits
+        test = next((split for split in ("test", "validation") if split in splits), None)
+        if "train" not in splits or test is None:
+            raise ValueError(
+                f"{self.name} has the splits {', '.join(splits)}; there must be train and test (or "
+                "validation)."
+            )
+        return {"train": self.records("train"), "test": self.records(test)}
+
+    def image_and_label(self) -> tuple[str, str]:
+        """Return the feature names of the images and labels.
+
+        Raises:
+          ValueError: it is no image classification.
+        """
+        info = self.builder.info
+        supervised = info.supervised_keys
+        if supervised is None or not all(isinstance(key, str) for key in supervised[:2]):
+            raise ValueError(f"{self.name} has no (image, label) pair to learn from.")
+        if not isinstance(info.features[supervised[1]], self.library.features.ClassLabel):
+            raise ValueError(f"{self.name}: {supervised[1]!r} is no class label.")
+        return supervised[:2]
+
+
+def open_tfds(name: str, data_dir: str | Path | None) -> PreparedSet:
+    """Open a prepared set.
+
+    Args:
+      name: kind, a colon, and the name of the set in TFDS.
+      data_dir: the TFDS directory; None: TFDS's own.
+
+    Raises:
+      ImportError: tensorflow-datasets is missing.
+      FileNotFoundError: the set is not prepared.
+      ValueError: TFDS knows no such set.
+    """
+    needs = f"{name} needs the package tensorflow-datasets"
+    tfds = imported("tensorflow_datasets", needs, "data")
+    its_name = name.partition(":")[2]
+    prepare = (
+        f"`tfds build {its_name} --file_format=array_record"
+        + (f" --data_dir={data_dir}`" if data_dir is not None else "`")
+        + " downloads and prepares it once (this step alone needs TensorFlow)."
+    )
+    try:
+        # As in tfds.data_source, which does not report whether the data are prepared: if a
+        # directory has data, these determine the file format.
+        file_format = {} if data_dir is not None else {"file_format": "array_record"}
+        builder = tfds.builder(its_name, data_dir=data_dir, **file_format)
+        prepared = builder.is_prepared()
+    except tfds.core.DatasetNotFoundError as error:
+        raise ValueError(f"{name}: tensorflow-datasets knows no such data set.") from error
+    except (ValueError, AssertionError) as error:
+        raise ValueError(f"{name}: {error}") from error
+    if not prepared:
+        raise FileNotFoundError(f"{name} is not prepared in {builder.data_path}. {prepare}")
+    return PreparedSet(name, tfds, builder, prepare)
 
 
 def read_images(name: str, data_dir: str | Path | None) -> tuple[dict[str, np.ndarray], int]:
@@ -25,13 +124,12 @@ def read_images(name: str, data_dir: str | Path | None) -> tuple[dict[str, np.nd
       FileNotFoundError: the set is not prepared.
       ValueError: TFDS knows no such set, or it is no image classification.
     """
-    tfds, builder, prepare = open_tfds(name, data_dir)
-    info, sources = builder.info, _train_and_test(name, builder, prepare)
-    keys = image_and_label(name, tfds, info)
+    found = open_tfds(name, data_dir)
+    sources, keys = found.train_and_test(), found.image_and_label()
     arrays: dict[str, np.ndarray] = {}
     for part, source in sources.items():
         arrays[f"x_{part}"], arrays[f"y_{part}"] = _read_source(name, source, keys)
-    return arrays, info.features[keys[1]].num_classes
+    return arrays, found.builder.info.features[keys[1]].num_classes
 
 
 def read_lines(name: str, data_dir: str | Path | None) -> tuple[Iterator[str], Iterator[str]]:
@@ -46,10 +144,9 @@ def read_lines(name: str, data_dir: str | Path | None) -> tuple[Iterator[str], I
       FileNotFoundError: the set is not prepared.
       ValueError: the set does not exist, or a record does not have one text.
     """
-    tfds, builder, prepare = open_tfds(name, data_dir)
-    info, sources = builder.info, _train_and_test(name, builder, prepare)
-    kinds = info.features.items()
-    texts = sorted(key for key, kind in kinds if isinstance(kind, tfds.features.Text))
+    found = open_tfds(name, data_dir)
+    sources, kinds = found.train_and_test(), found.builder.info.features.items()
+    texts = sorted(key for key, kind in kinds if isinstance(kind, found.library.features.Text))
     if "text" not in texts and len(texts) != 1:
         raise ValueError(
             f"{name} has the text features {', '.join(texts) or '(none)'}; there must be only one, "
@@ -84,94 +181,16 @@ def read_columns(
       FileNotFoundError: the set is not prepared.
       ValueError: TFDS knows no such set, or it has no such split or feature.
     """
-    _, builder, prepare = open_tfds(name, data_dir)
-    check_choice(f"split of {name}", split, builder.info.splits)
+    found = open_tfds(name, data_dir)
+    source = found.records(split)
     for feature in features:
-        check_choice(f"feature of {name}", feature, builder.info.features)
-    source = source_of(name, builder, split, prepare)
+        check_choice(f"feature of {name}", feature, found.builder.info.features)
     columns: dict[str, list] = {feature: [] for feature in features}
     for i in range(len(source)):
         record = source[i]
         for feature, column in columns.items():
             column.append(record[feature])
     return columns
-
-
-def image_and_label(name: str, tfds: Any, info: Any) -> tuple[str, str]:
-    """Return the feature names of a set's images and labels.
-
-    Raises:
-      ValueError: it is no image classification.
-    """
-    supervised = info.supervised_keys
-    if supervised is None or not all(isinstance(key, str) for key in supervised[:2]):
-        raise ValueError(f"{name} has no (image, label) pair to learn from.")
-    if not isinstance(info.features[supervised[1]], tfds.features.ClassLabel):
-        raise ValueError(f"{name}: {supervised[1]!r} is no class label.")
-    return supervised[:2]
-
-
-def open_tfds(name: str, data_dir: str | Path | None) -> tuple[Any, Any, str]:
-    """Open a prepared set: (tensorflow_datasets, builder, how to prepare it again).
-
-    Args:
-      name: kind, a colon, and the name of the set in TFDS.
-      data_dir: the TFDS directory; None: TFDS's own.
-
-    Raises:
-      ImportError: tensorflow-datasets is missing.
-      FileNotFoundError: the set is not prepared.
-      ValueError: TFDS knows no such set.
-    """
-    needs = f"{name} needs the package tensorflow-datasets"
-    tfds = imported("tensorflow_datasets", needs, "data")
-    its_name = name.partition(":")[2]
-    prepare = (
-        f"`tfds build {its_name} --file_format=array_record"
-        + (f" --data_dir={data_dir}`" if data_dir is not None else "`")
-        + " downloads and prepares it once (this step alone needs TensorFlow)."
-    )
-    try:
-        # As in tfds.data_source, which does not report whether the data are prepared: if a
-        # directory has data, these determine the file format.
-        file_format = {} if data_dir is not None else {"file_format": "array_record"}
-        builder = tfds.builder(its_name, data_dir=data_dir, **file_format)
-        prepared = builder.is_prepared()
-    except tfds.core.DatasetNotFoundError as error:
-        raise ValueError(f"{name}: tensorflow-datasets knows no such data set.") from error
-    except (ValueError, AssertionError) as error:
-        raise ValueError(f"{name}: {error}") from error
-    if not prepared:
-        raise FileNotFoundError(f"{name} is not prepared in {builder.data_path}. {prepare}")
-    return tfds, builder, prepare
-
-
-def _train_and_test(name: str, builder: Any, prepare: str) -> dict[str, Any]:
-    """Open train and test for reading by index."""
-    splits = builder.info.splits
-    test_split = next((split for split in ("test", "validation") if split in splits), None)
-    if "train" not in splits or test_split is None:
-        raise ValueError(
-            f"{name} has the splits {', '.join(splits)}; there must be train and test (or "
-            "validation)."
-        )
-    pairs = (("train", "train"), ("test", test_split))
-    return {part: source_of(name, builder, split, prepare) for part, split in pairs}
-
-
-def source_of(name: str, builder: Any, split: str, prepare: str) -> Any:
-    """Open the records of a split for reading by index.
-
-    Raises:
-      ValueError: the set's format does not support reading by index.
-    """
-    try:
-        return builder.as_data_source(split=split)
-    except NotImplementedError as error:
-        raise ValueError(
-            f"{name} is prepared in {builder.data_path} in a format that cannot be read by "
-            f"index. Prepare it anew: {prepare}"
-        ) from error
 
 
 def _read_source(name: str, source: Any, keys: tuple[str, str]) -> tuple[np.ndarray, np.ndarray]:
@@ -182,10 +201,27 @@ def _read_source(name: str, source: Any, keys: tuple[str, str]) -> tuple[np.ndar
         example = np.asarray(row[keys[0]])
         if i == 0:
             x = np.empty((len(source), *example.shape), example.dtype)
-        if example.shape != x.shape[1:]:
-            raise ValueError(
-                f"{name}: example {i} has shape {example.shape}, example 0 {x.shape[1:]}; all "
-                "must have the same shape."
-            )
-        x[i], y[i] = example, row[keys[1]]
+        store(name, x, i, example, i)
+        y[i] = row[keys[1]]
     return x, y
+
+
+def store(name: str, images: np.ndarray, place: int, image: np.ndarray, number: int) -> None:
+    """Write an image at its place among others.
+
+    Args:
+      name: name of the set, for errors.
+      images: [n, ...].
+      place: index of the image in ``images``.
+      image: [...].
+      number: number of the example in the set.
+
+    Raises:
+      ValueError: the image has another shape than the others.
+    """
+    if image.shape != images.shape[1:]:
+        raise ValueError(
+            f"{name}: example {number} has shape {image.shape}, example 0 {images.shape[1:]}; all "
+            "must have the same shape."
+        )
+    images[place] = image
