@@ -30,7 +30,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedjax_lab.checks import check_choice
+from fedjax_lab.checks import check_choice, errors_about
 from fedjax_lab.data.cells import check_text
 from fedjax_lab.data.clients import from_clients
 from fedjax_lab.data.federated import FederatedArrays
@@ -122,10 +122,8 @@ def load_tokenizer(file: str | Path) -> Any:
     path = path / "tokenizer.json" if path.is_dir() else path
     if not path.is_file():
         raise FileNotFoundError(f"there is no file {path}.")
-    try:
+    with errors_about(f"{path} is no tokenizer"):
         return kind.from_file(str(path))
-    except Exception as error:  # the library raises no narrower one
-        raise ValueError(f"{path} is no tokenizer: {error}") from error
 
 
 @suggest_keywords
@@ -182,10 +180,8 @@ def from_chats(
         of_client.setdefault(str(name), []).append(encoder.sentence(where, record))
     packed = {}
     for name, sentences in of_client.items():
-        try:
+        with errors_about(f"client {name!r}", ValueError):
             packed[name] = pack(sentences, length, too_long=too_long)
-        except ValueError as error:
-            raise ValueError(f"client {name!r}: {error}") from error
     return from_clients(packed, min_size=min_size)
 
 
@@ -225,7 +221,11 @@ def _numbered(records: Records) -> Iterator[tuple[str, Mapping[str, Any]]]:
     path = Path(records)
     if not path.is_file():
         raise FileNotFoundError(f"records is {str(path)!r}; there is no such file.")
-    yield from _parquet(path) if path.suffix == ".parquet" else _json(path)
+    if path.suffix != ".parquet":
+        yield from _json(path)
+        return
+    for number, record in enumerate(read_parquet("records", path).to_pylist(), start=1):
+        yield f"{path}, row {number}", record
 
 
 def _json(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
@@ -261,12 +261,15 @@ def _object(where: str, record: Any) -> tuple[str, Mapping[str, Any]]:
     return where, record
 
 
-def _parquet(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    for number, record in enumerate(read_parquet("records", path).to_pylist(), start=1):
-        yield f"{path}, row {number}", record
-
-
 # --- tokens
+
+
+class _Part(NamedTuple):
+    """A part of a conversation: a content, or text of the template, which has special tokens."""
+
+    text: str
+    scored: bool = False
+    is_content: bool = False
 
 
 class _Encoder:
@@ -307,22 +310,23 @@ class _Encoder:
         text = ""
         is_scored: list[bool] = []  # of each character
         marks: list[bool] = []  # of each special token of the template
-        for part, scored, is_content in self._parts(where, record):
-            if not is_content:
-                part, count = self._with_stand_ins(part)
-                marks += [scored] * count
-            text += part
-            is_scored += [scored] * len(part)
+        for part in self._parts(where, record):
+            written = part.text
+            if not part.is_content:
+                written, count = self._with_stand_ins(written)
+                marks += [part.scored] * count
+            text += written
+            is_scored += [part.scored] * len(written)
         found = self._tokenizer.encode(text, add_special_tokens=False)
         # By their text: in a vocabulary with gaps, a new token may get the number of another. A
         # special token may include the white space beside it.
-        written = [token.strip() for token in found.tokens]
-        if typed := [token for token in written if token in self._stand_ins]:
+        named = [token.strip() for token in found.tokens]
+        if typed := [token for token in named if token in self._stand_ins]:
             raise ValueError(
                 f"{where}: a message contains {typed[0]!r}, which is a special token of the "
                 "template, and which this tokenizer cannot encode as text."
             )
-        places = [place for place, token in enumerate(written) if token in self._marks_of]
+        places = [place for place, token in enumerate(named) if token in self._marks_of]
         if len(places) != len(marks):
             raise ValueError(
                 f"{where}: the tokenizer finds {len(places)} of the {len(marks)} special tokens "
@@ -332,26 +336,26 @@ class _Encoder:
         before = np.cumsum([0, *is_scored])  # scored characters before each place
         starts, ends = np.array(found.offsets, np.int64).reshape(-1, 2).T
         flags = before[np.clip(ends, starts + 1, len(text))] > before[starts]
-        tokens[places] = [self._marks_of[written[place]] for place in places]
+        tokens[places] = [self._marks_of[named[place]] for place in places]
         flags[places] = marks
         if not flags[1:].any():
             raise ValueError(f"{where}: the assistant says nothing that is scored.")
         return Sentence(tokens, flags)
 
-    def _parts(self, where: str, record: Mapping[str, Any]) -> Iterator[tuple[str, bool, bool]]:
-        """Yield (text, whether it is scored, whether it is a content) of the template's parts."""
+    def _parts(self, where: str, record: Mapping[str, Any]) -> Iterator[_Part]:
+        """Yield the texts that the template consists of."""
         template = self._template
-        yield template.start, False, False
+        yield _Part(template.start)
         messages = _messages(where, record)
         if isinstance(messages, str):
-            yield messages, True, True
-            yield template.end, True, False
+            yield _Part(messages, scored=True, is_content=True)
+            yield _Part(template.end, scored=True)
             return
         for number, (role, content, scored) in enumerate(messages):
             gap = template.gap if number else ""
-            yield gap + template.before.replace("{role}", role), False, False
-            yield content.strip() if template.trim else content, scored, True
-            yield template.end, scored, False
+            yield _Part(gap + template.before.replace("{role}", role))
+            yield _Part(content.strip() if template.trim else content, scored, is_content=True)
+            yield _Part(template.end, scored)
 
     def _with_stand_ins(self, text: str) -> tuple[str, int]:
         """Replace special tokens of the template by stand-ins; also count them."""
@@ -410,8 +414,14 @@ def _copied(tokenizer: Any) -> Any:
 # --- forms
 
 
-def _messages(where: str, record: Mapping[str, Any]) -> str | list[tuple[str, str, bool]]:
-    """Return a record's plain text; or (role, content, whether it is scored) of its messages."""
+class _Message(NamedTuple):
+    role: str
+    content: str
+    scored: bool = False
+
+
+def _messages(where: str, record: Mapping[str, Any]) -> str | list[_Message]:
+    """Return a record's plain text, or its messages."""
     there = [name for name, value in record.items() if value is not None]
     if unread := [name for name in _UNREAD if not _is_empty(record.get(name))]:
         raise ValueError(
@@ -444,13 +454,13 @@ def _messages(where: str, record: Mapping[str, Any]) -> str | list[tuple[str, st
     for name in _SYSTEM:
         if _is_empty(record.get(name)):
             continue
-        if messages[0][0] == "system":
+        if messages[0].role == "system":
             raise ValueError(f"{where} has {name} and a system message; leave out one.")
-        messages = [("system", _text(where, name, record[name]), False), *messages]
+        messages = [_Message("system", _text(where, name, record[name])), *messages]
     return messages
 
 
-def _listed(where: str, name: str, messages: Any) -> list[tuple[str, str, bool]]:
+def _listed(where: str, name: str, messages: Any) -> list[_Message]:
     if not isinstance(messages, (list, tuple, np.ndarray)) or not len(messages):
         raise ValueError(f"{where}: {name} is {messages!r}; it must be a list of messages.")
     found = []
@@ -469,13 +479,11 @@ def _listed(where: str, name: str, messages: Any) -> list[tuple[str, str, bool]]
             raise ValueError(f"{where}: a message has weight {weight!r}; it must be 0 or 1.")
         role = ROLES[role]
         scored = role == "assistant" and weight != 0
-        found.append((role, _content(where, what, given.get(what)), scored))
+        found.append(_Message(role, _content(where, what, given.get(what)), scored))
     return found
 
 
-def _asked(
-    where: str, record: Mapping[str, Any], question: str, answer: str
-) -> list[tuple[str, str, bool]]:
+def _asked(where: str, record: Mapping[str, Any], question: str, answer: str) -> list[_Message]:
     asked = _text(where, question, record[question])
     contexts = [name for name in _CONTEXTS if not _is_empty(record.get(name))]
     if len(contexts) > 1 or (contexts and question == "prompt"):
@@ -485,7 +493,8 @@ def _asked(
         )
     for name in contexts:
         asked = f"{asked}\n\n{_text(where, name, record[name])}"
-    return [("user", asked, False), ("assistant", _text(where, answer, record[answer]), True)]
+    answered = _text(where, answer, record[answer])
+    return [_Message("user", asked), _Message("assistant", answered, scored=True)]
 
 
 def _content(where: str, field: str, value: Any) -> str:

@@ -15,7 +15,7 @@ Axes: N clients, S slots of the cohort, P periods of availability.
 import dataclasses
 import math
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -382,6 +382,33 @@ class RoundTimes:
         return row & (sizes > 0)
 
 
+class Asked(NamedTuple):
+    """The sampled clients of a round and their local steps, all int32 [S'].
+
+    Attributes:
+      ids: distinct; N in padded places.
+      known: the ids by which ``Devices`` know the clients.
+      planned: the steps that the schedule asks for.
+      steps: the local steps K_i.
+    """
+
+    ids: jax.Array
+    known: jax.Array
+    planned: jax.Array
+    steps: jax.Array
+
+    def in_time(self, times: "RoundTimes | None") -> jax.Array:
+        """Return which clients take a step and meet the deadline, bool [S'].
+
+        Args:
+          times: of the clients, or None.
+        """
+        found = (self.planned > 0) & (self.steps > 0)
+        if times is not None and times.most_steps is not None:
+            found = found & (self.steps <= times.most_steps[self.ids])
+        return found
+
+
 def steps_taken(
     devices: Devices,
     key: Key,
@@ -417,31 +444,11 @@ def steps_taken(
     return jnp.clip(steps, 0, most).astype(jnp.int32)
 
 
-def in_time(
-    times: RoundTimes | None, client_ids: jax.Array, planned: jax.Array, steps: jax.Array
-) -> jax.Array:
-    """Return which clients take a step and meet the deadline, bool [S].
-
-    Args:
-      times: of the clients, or None.
-      client_ids: int32 [S].
-      planned: int32 [S], the steps that the schedule asks for.
-      steps: int32 [S], the local steps K_i.
-    """
-    found = (planned > 0) & (steps > 0)
-    if times is not None and times.most_steps is not None:
-        found = found & (steps <= times.most_steps[client_ids])
-    return found
-
-
 def first_to_finish(
     devices: Devices | None,
     times: RoundTimes | None,
     keys: RoundKeys,
-    client_ids: jax.Array,
-    known: jax.Array,
-    planned: jax.Array,
-    steps: jax.Array,
+    asked: Asked,
     num_clients: int,
     slots: int,
 ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array, Metrics]:
@@ -455,11 +462,7 @@ def first_to_finish(
       devices: dropouts, and the seconds of a step if there are no ``times``; None: none fails.
       times: the seconds of steps and messages; None: messages take no time.
       keys: keys of the round.
-      client_ids: int32 [S'], distinct; N in padded places.
-      known: int32 [S'], the ids by which ``devices`` know the clients.
-      planned: int32 [S'], the steps that the schedule asks for; the server waits for no client
-        that is asked for none.
-      steps: int32 [S'], the local steps K_i.
+      asked: the sampled clients; the server waits for none that is asked for no step.
       num_clients: N.
       slots: S.
 
@@ -468,8 +471,9 @@ def first_to_finish(
       seconds until each is done, float [S]; which ones take a step, do not fail and are in
       time, bool [S]; and metrics of the round.
     """
+    client_ids, known, planned, steps = asked
     is_client = (client_ids < num_clients) & (planned > 0)
-    reports = (client_ids < num_clients) & in_time(times, client_ids, planned, steps)
+    reports = (client_ids < num_clients) & asked.in_time(times)
     if devices is not None and (alive := devices.reports(keys.dropout, known)) is not None:
         reports = reports & alive
     if times is not None:

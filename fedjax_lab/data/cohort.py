@@ -20,13 +20,7 @@ import numpy as np
 
 from fedjax_lab.checks import KNOWN, LARGEST_INT, check_choice, check_counts, check_int, is_traced
 from fedjax_lab.data.client_sampling import SAMPLINGS, CohortSampler, own_cohort, sample_cohort
-from fedjax_lab.data.clock import (
-    Devices,
-    check_devices,
-    first_to_finish,
-    in_time,
-    steps_taken,
-)
+from fedjax_lab.data.clock import Asked, Devices, check_devices, first_to_finish, steps_taken
 from fedjax_lab.data.dtypes import to_device
 from fedjax_lab.data.example_order import WORDS, shuffled
 from fedjax_lab.data.federated import FederatedArrays, PartitionInfo
@@ -274,17 +268,9 @@ class Schedule(NamedTuple):
         num_steps = _planned(self, clients, work, ids)
         seconds = None
         if devices is not None or times is not None:
-            planned, steps = self._steps(clients, work, keys.run, round, ids)
+            asked = self._asked(clients, work, keys.run, round, ids)
             ids, steps, seconds, participates, spent = first_to_finish(
-                devices,
-                times,
-                keys,
-                ids,
-                _known(clients, ids),
-                planned,
-                steps,
-                clients.num_clients,
-                slots,
+                devices, times, keys, asked, clients.num_clients, slots
             )
             measured = {**measured, **spent}
             if num_steps is not None or devices is not None:
@@ -325,22 +311,22 @@ class Schedule(NamedTuple):
             constants=clients.constants,
         )
 
-    def _steps(
+    def _asked(
         self,
         clients: FederatedArrays,
         work: "_Work",
         key: Key,
         round: jax.Array,
         ids: jax.Array,
-    ) -> tuple[jax.Array, jax.Array]:
-        """Compute the local steps that the schedule asks for and those taken, int32 [S] each."""
+    ) -> Asked:
+        """Compute the local steps of clients."""
         planned = _planned(self, clients, work, ids)
         planned = jnp.asarray(work.num_steps if planned is None else planned, jnp.int32)
-        planned = jnp.broadcast_to(planned, ids.shape)
-        if self.devices is None:
-            return planned, planned
-        known = _known(clients, ids)
-        return planned, steps_taken(self.devices, key, round, known, planned, work.num_steps)
+        planned = steps = jnp.broadcast_to(planned, ids.shape)
+        known = ids if clients.numbers is None else clients.numbers[ids]
+        if self.devices is not None:
+            steps = steps_taken(self.devices, key, round, known, planned, work.num_steps)
+        return Asked(ids, known, planned, steps)
 
     def _able(
         self, clients: FederatedArrays, work: "_Work", key: Key, round: jax.Array
@@ -350,7 +336,7 @@ class Schedule(NamedTuple):
             return 1.0
         everyone = jnp.arange(clients.num_clients, dtype=jnp.int32)
         ids = everyone if clients.nonempty is None else clients.nonempty
-        late = 1 - in_time(clients.times, ids, *self._steps(clients, work, key, round, ids))
+        late = 1 - self._asked(clients, work, key, round, ids).in_time(clients.times)
         dropout = 0.0 if self.devices is None else self.devices.dropout
         return (1 - late.mean()) * (1 - dropout)  # exactly 1 if all can
 
@@ -481,11 +467,6 @@ def _drawn(schedule: Schedule, clients, key, round, ids) -> CohortBatch:
 @jax.jit
 def _cohort_key(key: Key, round: jax.Array) -> Key:
     return round_keys(compact(threefry(key)), round).cohort
-
-
-def _known(clients: FederatedArrays, ids: jax.Array) -> jax.Array:
-    """Return the ids by which ``Devices`` know clients."""
-    return ids if clients.numbers is None else clients.numbers[ids]
 
 
 class _Work(NamedTuple):

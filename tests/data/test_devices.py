@@ -10,7 +10,7 @@ from scipy import stats
 
 from fedjax_lab import FedState, algorithms, build_round, data, simulate
 from fedjax_lab.data import Devices
-from fedjax_lab.data.clock import first_to_finish
+from fedjax_lab.data.clock import Asked, first_to_finish
 from fedjax_lab.data.cohort import Schedule
 from fedjax_lab.data.sampler import round_keys
 from tests.algorithms.problem import initial_params, loss_fn
@@ -57,8 +57,8 @@ def test_round_seconds():
     @jax.jit
     def run(taken, num_clients):
         def wait(devices, n, taken=taken, num_clients=3):
-            each = ids[:n], ids[:n], jnp.full_like(taken, 12)[:n], taken[:n]
-            *_, measured = first_to_finish(devices, None, keys, *each, num_clients, n)
+            asked = Asked(ids[:n], ids[:n], jnp.full_like(taken, 12)[:n], taken[:n])
+            *_, measured = first_to_finish(devices, None, keys, asked, num_clients, n)
             return measured["round_seconds"]
 
         padded = wait(devices, 3, taken.at[1:].set(0), num_clients)
@@ -73,10 +73,10 @@ def test_round_seconds():
 def test_the_server_waits_for_clients_that_fail_only_if_there_is_a_budget():
     """Otherwise it knows them, and the last client that reports ends the round."""
     ids, taken = IDS[:64], np.where(IDS[:64] % 2, 4, 12).astype(np.int32)
-    keys = round_keys(KEY, 0)
+    keys, asked = round_keys(KEY, 0), Asked(ids, ids, taken, taken)
     for budget in (None, 60.0):
         devices = Devices(time_budget=budget, step_time=0.5, dropout=0.5)
-        *_, reports, measured = first_to_finish(devices, None, keys, ids, ids, taken, taken, 64, 64)
+        *_, reports, measured = first_to_finish(devices, None, keys, asked, 64, 64)
         came = np.asarray(devices.reports(keys.dropout, ids))
         np.testing.assert_array_equal(reports, came)
         assert 0 < came.sum() < 64
