@@ -8,15 +8,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_lab.checks import check_int, check_number
+from fedjax_lab.checks import check_int, check_number, errors_about
 from fedjax_lab.machine.json_file import read_json
-from fedjax_lab.machine.keys import seeded
-from fedjax_lab.models.decoder import decoder
+from fedjax_lab.models.decoder import decoder, params_shapes
 from fedjax_lab.models.decoder_config import DecoderConfig
 from fedjax_lab.models.lora import Adapter
 from fedjax_lab.models.pretrained import load_safetensors
 from fedjax_lab.models.weight_files import write_folder
 from fedjax_lab.models.weight_tables import Stored, decoder_table
+from fedjax_lab.tree import by_path
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 # Fields of peft's configuration that change an adapter's output, and their values here.
@@ -86,12 +86,12 @@ def save_adapters(
     if len(ranks) != 1:
         raise ValueError(f"adapters have the ranks {sorted(ranks)}; they must have one.")
     (rank,) = ranks
-    shapes = _shapes(config, list(adapters), rank)
+    leaves, shapes = by_path(adapters), by_path(_shapes(config, list(adapters), rank))
     arrays: dict[str, Any] = {}
-    for (path, side), stored in _table(config, list(adapters)).items():
-        leaf = np.asarray(getattr(adapters[path], side))
-        wanted = getattr(shapes[path], side).shape
+    for name, stored in _table(config, list(adapters)).items():
+        leaf, wanted = np.asarray(leaves[name]), shapes[name].shape
         if leaf.shape != wanted or not np.isfinite(leaf).all():
+            path, _, side = name.rpartition("/")
             raise ValueError(
                 f"adapters[{path!r}].{side} has the shape {leaf.shape}; it must be {wanted}, of "
                 "finite numbers."
@@ -144,11 +144,9 @@ def load_adapters(folder: str | Path, config: DecoderConfig) -> tuple[dict[str, 
                 f"{where}: the field {name!r} (here {value!r}) is not known. It might change "
                 "what an adapter adds, so it is not ignored."
             )
-    try:
+    with errors_about(str(where), (TypeError, ValueError)):
         rank = check_int("r", fields.get("r"), minimum=1)
         alpha = check_number("lora_alpha", fields.get("lora_alpha"))
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"{where}: {error}") from error
     targets = fields.get("target_modules")
     kernels = {
         _module(config, path): path for path in decoder_table(config) if path.endswith("kernel")
@@ -158,8 +156,8 @@ def load_adapters(folder: str | Path, config: DecoderConfig) -> tuple[dict[str, 
             f"{where}: target_modules is {targets!r}; it must be a list of {sorted(kernels)}."
         )
     paths = [path for module, path in kernels.items() if module in targets]
-    names = {f"{path}/{side}": stored for (path, side), stored in _table(config, paths).items()}
-    found = load_safetensors(Path(folder) / WEIGHTS, _shapes(config, paths, rank), names)
+    shapes, table = _shapes(config, paths, rank), _table(config, paths)
+    found = load_safetensors(Path(folder) / WEIGHTS, shapes, table)
     return found, alpha / (rank**0.5 if fields.get("use_rslora") else rank)
 
 
@@ -171,25 +169,22 @@ def _module(config: DecoderConfig, path: str) -> str:
     return stored.name.removesuffix(".weight").rpartition(".")[2]
 
 
-def _table(config: DecoderConfig, paths: list[str]) -> dict[tuple[str, str], Stored]:
+def _table(config: DecoderConfig, paths: list[str]) -> dict[str, Stored]:
     table = {}
     for path in paths:
         stem = decoder_table(config)[path].name.removesuffix(".weight")
         for side, letter in (("down", "A"), ("up", "B")):
             name = f"base_model.model.{stem}.lora_{letter}.weight"
-            table[path, side] = Stored(name, (1, 0))
+            table[f"{path}/{side}"] = Stored(name, (1, 0))
     return table
 
 
 def _shapes(config: DecoderConfig, paths: list[str], rank: int) -> dict[str, Adapter]:
-    params = jax.eval_shape(decoder(config).init, seeded(0), jnp.zeros((1, 1), jnp.int32))
+    leaves = by_path(params_shapes(decoder(config)))
     found: dict[str, Any] = {}
     for path in paths:
         _module(config, path)
-        leaf = params
-        for name in path.split("/"):
-            leaf = leaf[name]
-        *layers, m, n = leaf.shape
+        *layers, m, n = leaves[path].shape
         down, up = ((*layers, *sides) for sides in ((m, rank), (rank, n)))
         sides: Any = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in (down, up)]
         found[path] = Adapter(*sides)

@@ -26,10 +26,12 @@ import numpy as np
 
 from fedjax_lab.checks import check_flag, check_number
 from fedjax_lab.data.packing import Tokens
+from fedjax_lab.machine.keys import seeded
 from fedjax_lab.machine.target import traced_for
 from fedjax_lab.models.base import Model, from_linen
 from fedjax_lab.models.decoder_config import DecoderConfig
 from fedjax_lab.tree import wide_dtype
+from fedjax_lab.types import PyTree
 
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 
@@ -64,6 +66,15 @@ def decoder(
         raise ValueError(f"dtype is {name}; it must be one of {', '.join(DTYPES)}.")
     check_number("adapter_dropout", adapter_dropout, minimum=0, maximum=1, exclusive_maximum=True)
     return from_linen(Decoder(config, name, check_flag("remat", remat), adapter_dropout))
+
+
+def params_shapes(model: Model) -> PyTree:
+    """Return the shapes and dtypes of a decoder's params.
+
+    Args:
+      model: result of ``decoder``.
+    """
+    return jax.eval_shape(model.init, seeded(0), jnp.zeros((1, 1), jnp.int32))
 
 
 class Decoder(nn.Module):

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fedjax_lab.checks import check_choice, check_int, check_number
+from fedjax_lab.checks import check_choice, check_int, check_number, errors_about
 from fedjax_lab.machine.json_file import read_json
 
 # Fields without effect on the model's numbers: how it was made, how text is generated with it, and
@@ -59,20 +59,18 @@ _SIZES = {
     "num_hidden_layers": "num_layers",
     "num_attention_heads": "num_heads",
 }
-_OPTIONAL = {
-    "num_key_value_heads",
-    "head_dim",
-    "max_position_embeddings",
-    "rms_norm_eps",
-    "initializer_range",
-    "tie_word_embeddings",
-    "attention_bias",
-    "mlp_bias",
-    "rope_theta",
-    "rope_scaling",
-    "rope_parameters",
-    "layer_types",
-    "sliding_window",
+# Fields that may be missing: those written for both families, and those for Llama alone.
+_OF_BOTH = {
+    "num_key_value_heads": "num_kv_heads",
+    "max_position_embeddings": "max_length",
+    "rms_norm_eps": "norm_epsilon",
+    "initializer_range": "init_std",
+    "tie_word_embeddings": "tie",
+}
+_OF_LLAMA = {"mlp_bias": "mlp_bias", "head_dim": "head_width"}
+_READ = {
+    *("attention_bias", "rope_theta", "rope_scaling", "rope_parameters", "layer_types"),
+    *("sliding_window", *_SIZES, *_OF_BOTH, *_OF_LLAMA),
 }
 _SCALING = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
 _FULL = "full_attention"  # the kind of all layers
@@ -233,7 +231,7 @@ def parse_decoder_config(fields: Mapping[str, Any], where: str = "config") -> De
                 raise ValueError(
                     f"{where}: {name} is {value!r}; this decoder computes {_FIXED[name][0]!r} only."
                 )
-        elif name not in _NEUTRAL and name not in _SIZES and name not in _OPTIONAL:
+        elif name not in _NEUTRAL and name not in _READ:
             raise ValueError(
                 f"{where}: the field {name!r} (here {value!r}) is not known. It might change "
                 "what the model computes, so it is not ignored."
@@ -253,20 +251,12 @@ def parse_decoder_config(fields: Mapping[str, Any], where: str = "config") -> De
     theta, scaling = _rotary(fields, where)
     bias = fields.get("attention_bias", False)
     found: dict[str, Any] = {ours: fields[name] for name, ours in _SIZES.items()}
-    for name, ours in (
-        ("num_key_value_heads", "num_kv_heads"),
-        ("head_dim", "head_width"),
-        ("max_position_embeddings", "max_length"),
-        ("rms_norm_eps", "norm_epsilon"),
-        ("initializer_range", "init_std"),
-        ("tie_word_embeddings", "tie"),
-        ("mlp_bias", "mlp_bias"),
-    ):
+    for name, ours in (_OF_BOTH | _OF_LLAMA).items():
         if fields.get(name) is not None:
             found[ours] = fields[name]
     if zero := [name for name in ("num_key_value_heads", "head_dim") if fields.get(name) == 0]:
         raise ValueError(f"{where}: {zero[0]} is 0.")
-    try:
+    with errors_about(where, (TypeError, ValueError)):
         config = DecoderConfig(
             **_DEFAULTS[kind] | found,
             rope_theta=theta,
@@ -274,8 +264,6 @@ def parse_decoder_config(fields: Mapping[str, Any], where: str = "config") -> De
             qkv_bias=True if kind == "qwen2" else bias,
             out_bias=False if kind == "qwen2" else bias,
         )
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"{where}: {error}") from error
     usual = config.head_width * config.num_heads == config.width
     if kind == "qwen2" and (bias or config.mlp_bias or not usual):
         raise ValueError(
@@ -306,7 +294,7 @@ def _rotary(fields: Mapping[str, Any], where: str) -> tuple[float, RotaryScaling
             f"{fields.get('rope_theta')} contradict each other, or rotate a part of a head only."
         )
     theta, kind = thetas[0], kinds[0]
-    try:
+    with errors_about(f"{where}: rotary parameters", (TypeError, ValueError)):
         check_choice("rope_type", kind, ("default", "llama3"))
         if kind == "default":
             if rest:
@@ -315,8 +303,6 @@ def _rotary(fields: Mapping[str, Any], where: str) -> tuple[float, RotaryScaling
         if set(rest) != set(_SCALING):
             raise ValueError(f"the kind 'llama3' has {sorted(rest)}; it needs {sorted(_SCALING)}.")
         return theta, RotaryScaling(*(rest[name] for name in _SCALING))
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"{where}: rotary parameters: {error}") from error
 
 
 def config_fields(config: DecoderConfig) -> dict[str, Any]:
@@ -340,18 +326,13 @@ def config_fields(config: DecoderConfig) -> dict[str, Any]:
     fields: dict[str, Any] = {
         "architectures": ["Qwen2ForCausalLM" if qwen else "LlamaForCausalLM"],
         "model_type": kind,
-        **{name: getattr(config, ours) for name, ours in _SIZES.items()},
-        "num_key_value_heads": config.num_kv_heads,
-        "max_position_embeddings": config.max_length,
-        "rms_norm_eps": config.norm_epsilon,
-        "initializer_range": config.init_std,
-        "tie_word_embeddings": config.tie,
+        **{name: getattr(config, ours) for name, ours in (_SIZES | _OF_BOTH).items()},
         "hidden_act": "silu",
         "rope_theta": config.rope_theta,
     }
     if not qwen:
-        fields |= {"attention_bias": config.qkv_bias, "mlp_bias": config.mlp_bias}
-        fields["head_dim"] = config.head_width
+        fields["attention_bias"] = config.qkv_bias
+        fields |= {name: getattr(config, ours) for name, ours in _OF_LLAMA.items()}
     if (scaling := config.rope_scaling) is not None:
         values = (scaling.factor, scaling.low_freq_factor, scaling.high_freq_factor)
         fields["rope_scaling"] = {

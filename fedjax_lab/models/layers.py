@@ -29,6 +29,19 @@ Initializer = Callable[..., jax.Array]
 NORMS = ("group", "batch", "frozen_batch")
 
 
+def uniform(bound: float) -> Initializer:
+    """Return the initializer that draws numbers uniformly in +-``bound``.
+
+    Args:
+      bound: the largest number.
+    """
+
+    def draw(key: Key, shape: tuple[int, ...], dtype: Any = jnp.float32) -> jax.Array:
+        return jax.random.uniform(key, shape, dtype, -bound, bound)
+
+    return draw
+
+
 def flatten(x: jax.Array) -> jax.Array:
     """Flatten all axes but the first: [B, ...] -> [B, F].
 
@@ -312,11 +325,7 @@ def _parameters(
     kernel_init: Initializer | None = None,
 ) -> tuple[jax.Array, jax.Array | None]:
     """Create a kernel and its bias, by default both uniform in +-1/sqrt(fan_in)."""
-    bound = 1.0 / math.sqrt(math.prod(shape[:-1]))
-
-    def uniform(key: Key, shape: tuple[int, ...], dtype: Any) -> jax.Array:
-        return jax.random.uniform(key, shape, dtype, -bound, bound)
-
-    kernel = module.param("kernel", kernel_init or uniform, shape, jnp.float32)
-    bias = module.param("bias", uniform, shape[-1:], jnp.float32) if use_bias else None
+    start = uniform(1.0 / math.sqrt(math.prod(shape[:-1])))
+    kernel = module.param("kernel", kernel_init or start, shape, jnp.float32)
+    bias = module.param("bias", start, shape[-1:], jnp.float32) if use_bias else None
     return kernel, bias

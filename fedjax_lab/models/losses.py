@@ -107,7 +107,7 @@ def language_model_loss(apply: Apply) -> LossFn:
     ) -> jax.Array:
         logits = with_mask(apply, mask)(params, examples.x, key)
         check_tokens(logits, examples.y)
-        return _losses(logits, examples.y).mean(axis=1)
+        return losses_of(logits, examples.y).mean(axis=1)
 
     return loss_fn
 
@@ -135,7 +135,7 @@ def token_counts(apply: Apply) -> Callable[[Params, PyTree], tuple[jax.Array, ja
     def counts(params: Params, examples: PyTree) -> tuple[jax.Array, jax.Array]:
         logits = apply(params, examples.x, None)
         check_tokens(logits, examples.y)
-        losses = _losses(logits, examples.y)
+        losses = losses_of(logits, examples.y)
         correct = (jnp.argmax(logits, axis=-1) == examples.y).astype(jnp.float32)
         return correct.mean(axis=1), losses.mean(axis=1)
 
@@ -266,7 +266,7 @@ def cross_entropy(logits: jax.Array, labels: jax.Array) -> jax.Array:
             f"apply returned logits of shape {logits.shape} for {labels.shape[0]} examples; they "
             f"must be [B, C] = [{labels.shape[0]}, number of classes]."
         )
-    return _losses(logits, labels)
+    return losses_of(logits, labels)
 
 
 def check_tokens(logits: jax.Array, targets: jax.Array) -> None:
@@ -292,8 +292,13 @@ def check_tokens(logits: jax.Array, targets: jax.Array) -> None:
         )
 
 
-def _losses(logits: jax.Array, labels: jax.Array) -> jax.Array:
-    """Compute the cross-entropy [...] of logits [..., C]; NaN for a label that has no logit."""
+def losses_of(logits: jax.Array, labels: jax.Array) -> jax.Array:
+    """Compute the cross-entropy [...] of logits [..., C]; NaN for a label that has no logit.
+
+    Args:
+      logits: float [..., C].
+      labels: integers [...].
+    """
     labels = mark_labels(logits.shape[-1], labels)
     wide = widen(logits)
     return jax.nn.logsumexp(wide, axis=-1) - pick(wide, labels)

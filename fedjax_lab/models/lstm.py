@@ -14,7 +14,6 @@ Axes: B sequences, L words of a sequence, V words of the vocabulary, E word vect
 
 import functools
 import math
-from collections.abc import Callable
 
 import flax.linen as nn
 import jax
@@ -26,8 +25,8 @@ from fedjax_lab.data.packing import Tokens
 from fedjax_lab.machine.layout import written_out
 from fedjax_lab.machine.target import traced_precision
 from fedjax_lab.models.base import Model, from_linen
+from fedjax_lab.models.layers import uniform
 from fedjax_lab.tree import widen
-from fedjax_lab.types import Key
 
 
 def lstm(
@@ -100,7 +99,7 @@ class LanguageModel(nn.Module):
         def drop(h: jax.Array) -> jax.Array:
             return nn.Dropout(self.dropout, deterministic=not self.has_rng("dropout"))(h)
 
-        vectors = self.param("embedding", _uniform(0.1), (self.num_words, self.embedding))
+        vectors = self.param("embedding", uniform(0.1), (self.num_words, self.embedding))
         # A word beyond the vocabulary makes its sequence NaN, instead of counting as another one.
         places = jnp.asarray(vectors).at[x]
         h = drop(places.get(mode="fill", fill_value=jnp.nan, wrap_negative_indices=False))
@@ -109,7 +108,7 @@ class LanguageModel(nn.Module):
         if self.tie:
             decoder = vectors.T
         else:
-            decoder = self.param("decoder", _uniform(0.1), (self.hidden[-1], self.num_words))
+            decoder = self.param("decoder", uniform(0.1), (self.hidden[-1], self.num_words))
         bias = self.param("decoder_bias", nn.initializers.zeros, (self.num_words,), jnp.float32)
         h, decoder, bias = promote_dtype(h, decoder, bias)
         return h @ decoder + bias.reshape(1, 1, -1)
@@ -127,12 +126,12 @@ class LSTM(nn.Module):
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
         """Run the layer over the sequences."""
-        uniform = _uniform(1.0 / math.sqrt(self.size))
+        start = uniform(1.0 / math.sqrt(self.size))
         width = 4 * self.size
-        input_kernel = self.param("input_kernel", uniform, (x.shape[-1], width))
-        hidden_kernel = self.param("hidden_kernel", uniform, (self.size, width))
-        bias = self.param("input_bias", uniform, (width,))
-        bias = bias + self.param("hidden_bias", uniform, (width,))
+        input_kernel = self.param("input_kernel", start, (x.shape[-1], width))
+        hidden_kernel = self.param("hidden_kernel", start, (self.size, width))
+        bias = self.param("input_bias", start, (width,))
+        bias = bias + self.param("hidden_bias", start, (width,))
         x, input_kernel, hidden_kernel, bias = promote_dtype(x, input_kernel, hidden_kernel, bias)
         # The inputs' part of the gates, for all words in one matrix product.
         gates = x.swapaxes(0, 1) @ input_kernel + bias.reshape(1, 1, -1)
@@ -220,10 +219,3 @@ def _gradients(residuals, to_outputs):
 
 
 _run.defvjp(_run_forward, _run_backward)
-
-
-def _uniform(bound: float) -> Callable[..., jax.Array]:
-    def draw(key: Key, shape: tuple[int, ...]) -> jax.Array:
-        return jax.random.uniform(key, shape, jnp.float32, -bound, bound)
-
-    return draw

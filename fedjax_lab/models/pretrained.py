@@ -17,9 +17,8 @@ import numpy as np
 from jax.sharding import Sharding
 
 from fedjax_lab.checks import check_int, repeated
-from fedjax_lab.machine.keys import seeded
 from fedjax_lab.models.base import Model
-from fedjax_lab.models.decoder import decoder
+from fedjax_lab.models.decoder import decoder, params_shapes
 from fedjax_lab.models.decoder_config import DecoderConfig, config_fields, read_decoder_config
 from fedjax_lab.models.weight_files import HeldArrays, WeightFiles, write_folder
 from fedjax_lab.models.weight_tables import (
@@ -80,7 +79,7 @@ def load_pretrained(
     if dtype is None:
         dtype = next((e.dtype for e in files.entries.values() if e.dtype is not None), "float32")
     model = decoder(config, dtype=dtype, remat=remat, adapter_dropout=adapter_dropout)
-    shapes = jax.eval_shape(model.init, seeded(0), jnp.zeros((1, 1), jnp.int32))
+    shapes = params_shapes(model)
     ignored: tuple[str, ...] = DECODER_IGNORED
     if config.tie:
         _check_tied(files)
@@ -137,8 +136,8 @@ def save_pretrained(
     check_int("max_shard_bytes", max_shard_bytes, minimum=1)
     fields, table = config_fields(config), decoder_table(config)
     leaves = by_path(params)
-    expected = jax.eval_shape(decoder(config).init, seeded(0), jnp.zeros((1, 1), jnp.int32))
-    wanted = {path: leaf.shape for path, leaf in by_path(expected).items()}
+    expected = by_path(params_shapes(decoder(config)))
+    wanted = {path: leaf.shape for path, leaf in expected.items()}
     for path in sorted({*wanted, *leaves}):
         found = leaves[path].shape if path in leaves else "nothing"
         if found != wanted.get(path, "nothing"):

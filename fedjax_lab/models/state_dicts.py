@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from fedjax_lab.checks import errors_about
 from fedjax_lab.data.files import read_npz
 from fedjax_lab.models.pretrained import read_into
 from fedjax_lab.models.weight_files import HeldArrays, WeightFiles
@@ -128,12 +129,9 @@ def _unpickled(path: Path) -> dict[str, np.ndarray]:
             "weights_only=True (CVE-2025-32434): `pip install 'torch>=2.6'`; or save the state "
             "dict by safetensors.torch.save_file."
         )
-    try:
+    about = f"{path} is damaged, or no state dict (torch.save(module.state_dict(), ...))"
+    with errors_about(about):
         state = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # of many kinds, of pickle's and PyTorch's
-        raise ValueError(
-            f"{path} is damaged, or no state dict (torch.save(module.state_dict(), ...)): {error}"
-        ) from error
     if not isinstance(state, Mapping):
         raise ValueError(f"{path} has a {type(state).__name__}; it must be a state dict.")
     return {name: _array(name, value) for name, value in state.items()}

@@ -13,9 +13,7 @@ import jax.numpy as jnp
 
 from fedjax_lab.checks import check_number
 from fedjax_lab.models.base import Apply, with_mask
-from fedjax_lab.models.label_checks import mark_labels
-from fedjax_lab.models.losses import check_functions, check_tokens, pick
-from fedjax_lab.tree import widen
+from fedjax_lab.models.losses import check_functions, check_tokens, losses_of
 from fedjax_lab.types import Key, LossFn, Params, PyTree
 
 
@@ -88,11 +86,8 @@ def _losses(logits: jax.Array, targets: jax.Array) -> tuple[jax.Array, jax.Array
     """Compute the cross-entropy [B, T], in float32 or wider, and the scored places, bool [B, T]."""
     check_tokens(logits, targets)
     scored = targets >= 0
-    wide = widen(logits)
-    total = jax.nn.logsumexp(wide, axis=-1)
-    # A token without a logit makes the loss NaN, instead of counting as another one.
-    picked = pick(wide, mark_labels(logits.shape[-1], jnp.where(scored, targets, 0)))
-    return jnp.where(scored, total - picked, 0), scored
+    losses = losses_of(logits, jnp.where(scored, targets, 0))
+    return jnp.where(scored, losses, 0), scored
 
 
 def _per_row(values: jax.Array, scored: jax.Array, tokens_per_row: float | None) -> jax.Array:

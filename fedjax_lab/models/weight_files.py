@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
+from fedjax_lab.checks import errors_about
 from fedjax_lab.data.dtypes import to_native
 from fedjax_lab.machine.atomic_files import new_folder
 from fedjax_lab.machine.extras import imported
@@ -112,11 +113,7 @@ class WeightFiles:
             raise ValueError(f"{entry.file} has been cut off since it was opened.")
         shape = (last - first, *entry.shape[1:]) if entry.shape else ()
         found = read.view(entry.dtype).reshape(shape)
-        if columns is not None:
-            found = found[:, columns]
-        if not np.isfinite(found).all():
-            raise ValueError(f"{entry.file}: {name!r} has a number that is not finite.")
-        return found
+        return _finite(entry, name, found if columns is None else found[:, columns])
 
 
 class HeldArrays:
@@ -133,18 +130,11 @@ class HeldArrays:
           source: where they are from, for errors.
           arrays: name -> array [...].
         """
-        arrays = {name: to_native(array) for name, array in arrays.items()}
-        self.arrays = arrays
-        self.entries = {
-            name: Entry(
-                Path(source),
-                array.shape,
-                array.dtype if array.dtype in _FLOATS.values() else None,
-                array.dtype.name,
-                0,
-            )
-            for name, array in arrays.items()
-        }
+        self._arrays = {name: to_native(array) for name, array in arrays.items()}
+        self.entries = {}
+        for name, array in self._arrays.items():
+            dtype = array.dtype if array.dtype in _FLOATS.values() else None
+            self.entries[name] = Entry(Path(source), array.shape, dtype, array.dtype.name, 0)
 
     def read(
         self, name: str, rows: slice | None = None, columns: slice | None = None
@@ -157,14 +147,15 @@ class HeldArrays:
         Raises:
           ValueError: a number is not finite.
         """
-        found = self.arrays[name]
+        found = self._arrays[name]
         found = found if rows is None else found[rows]
-        found = found if columns is None else found[:, columns]
-        if not np.isfinite(found).all():
-            raise ValueError(
-                f"{self.entries[name].file}: {name!r} has a number that is not finite."
-            )
-        return found
+        return _finite(self.entries[name], name, found if columns is None else found[:, columns])
+
+
+def _finite(entry: Entry, name: str, found: np.ndarray) -> np.ndarray:
+    if not np.isfinite(found).all():
+        raise ValueError(f"{entry.file}: {name!r} has a number that is not finite.")
+    return found
 
 
 def _find(path: Path) -> tuple[Path, Path | None]:
@@ -217,13 +208,13 @@ def _entries(file: Path) -> Iterator[tuple[str, Entry]]:
     if not file.is_file():
         raise FileNotFoundError(f"there is no file {file}, which the index names.")
     found = []
-    try:
-        with library.safe_open(file, framework="numpy") as handle:
-            for name in handle.offset_keys():
-                part = handle.get_slice(name)
-                found.append((name, str(part.get_dtype()), tuple(part.get_shape())))
-    except Exception as error:  # safetensors' own class, depending on the error
-        raise ValueError(f"{file} is no whole file of safetensors: {error}") from error
+    with (
+        errors_about(f"{file} is no whole file of safetensors"),
+        library.safe_open(file, framework="numpy") as handle,
+    ):
+        for name in handle.offset_keys():
+            part = handle.get_slice(name)
+            found.append((name, str(part.get_dtype()), tuple(part.get_shape())))
     sizes = []
     for name, kind, shape in found:
         if kind not in _SIZES:
