@@ -107,7 +107,6 @@ def check_text(about: str, text: str) -> str:
 
     Args:
       about: what it is, for the error, such as "line 2: content".
-      text: any text.
 
     Raises:
       ValueError: it has half of a surrogate pair.

@@ -40,10 +40,8 @@ def sample_cohort(
     """Sample the clients of a round.
 
     Args:
-      keys: keys of the round.
       clients: the federation; its times may select clients.
       round: int32 scalar.
-      cohort_size, sampling: as in ``ScheduleOptions``.
       sampler: custom client sampling, or None.
 
     Returns:
@@ -85,13 +83,6 @@ def check_cohorts(
 ) -> None:
     """Check the first cohorts of a custom sampler, at most ten.
 
-    Args:
-      sample_cohort: as in ``ScheduleOptions``.
-      clients: the federation.
-      key: PRNG key of the run.
-      cohort_size: S.
-      rounds: number of rounds of the run.
-
     Raises:
       TypeError: the sampler cannot be called, or does not return integers.
       ValueError: a cohort has not ``cohort_size`` ids, or an id occurs twice, is out of range, or
@@ -122,9 +113,6 @@ def own_cohort(
     """Call a custom sampler; returns its ids, int32 [S], checked if they are not traced.
 
     Args:
-      sample_cohort, cohort_size: as in ``ScheduleOptions``.
-      clients: the federation.
-      key: the round's key for the cohort.
       round: int32 scalar.
 
     Raises:

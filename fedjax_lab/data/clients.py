@@ -155,10 +155,6 @@ def split_clients(clients: Clients, held_out: float, seed: int = 0) -> tuple[Cli
 def held_out_clients(num_clients: int, held_out: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
     """Choose the clients that ``split_clients`` holds out.
 
-    Args:
-      num_clients: N.
-      held_out, seed: as in ``split_clients``.
-
     Returns:
       (ids for training [N - H], held-out ids [H]), integers, both in rising order.
 

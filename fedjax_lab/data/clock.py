@@ -356,12 +356,7 @@ class RoundTimes:
         return self.availability is not None or self.over_selection > 1
 
     def sampled(self, cohort_size: int, available: int) -> int:
-        """Return S', the number of clients to sample, at most ``available``.
-
-        Args:
-          cohort_size: S.
-          available: number of clients that can be sampled.
-        """
+        """Return S', the number of clients to sample, at most ``available``."""
         # Rounded first, because 1.1 * 10 is a little more than 11 in binary.
         return min(math.ceil(round(self.over_selection * cohort_size, 9)), available)
 
@@ -369,7 +364,6 @@ class RoundTimes:
         """Sample which clients with data are available in a round, bool [N]; None: all.
 
         Args:
-          key: the round's key for the cohort.
           round: int32 scalar, counted from 0.
           sizes: int32 [N], examples of each client.
         """
@@ -421,11 +415,9 @@ def steps_taken(
 
     Args:
       devices: the clients' devices; a subclass may compute the steps.
-      key: the run's key.
       round: int32 scalar, counted from 0.
       client_ids: int32 [S], by which ``devices`` know the clients.
       planned: int32 [S], the steps that the schedule asks for.
-      most: K, the largest number of steps.
 
     Raises:
       ValueError: ``min_local_steps`` exceeds K, or a subclass of ``Devices`` returns no
@@ -461,10 +453,7 @@ def first_to_finish(
     Args:
       devices: dropouts, and the seconds of a step if there are no ``times``; None: none fails.
       times: the seconds of steps and messages; None: messages take no time.
-      keys: keys of the round.
       asked: the sampled clients; the server waits for none that is asked for no step.
-      num_clients: N.
-      slots: S.
 
     Returns:
       The ids of the cohort, int32 [S], in the order of sampling; their K_i; the simulated

@@ -356,10 +356,6 @@ class Schedule(NamedTuple):
 def check_constants(constants: Any, num_clients: int) -> Any:
     """Check the constants of the clients, and put them on the device: pytree of arrays [N, ...].
 
-    Args:
-      constants: ``client_constants``.
-      num_clients: N.
-
     Raises:
       ValueError: there is no array, or one has another leading axis or is not numeric.
     """

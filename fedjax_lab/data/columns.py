@@ -52,10 +52,8 @@ def read_columns(
     """Read inputs, targets and clients' ids of a table.
 
     Args:
-      table: the table.
       x, y, client, categories: as in ``from_table``; without ``client`` there are no ids.
       first: what was read from an earlier table: its types, categories and means are used.
-      names: names of x and y in errors.
 
     Raises:
       ValueError: as ``from_table``.

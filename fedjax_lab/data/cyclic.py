@@ -20,7 +20,6 @@ def turns(cohort_size: int, available: int) -> int:
 
     Args:
       cohort_size: clients of a round, at most.
-      available: clients with data.
     """
     return -(-available // cohort_size)
 
@@ -30,7 +29,6 @@ def cyclic_slots(cohort_size: int, available: int) -> int:
 
     Args:
       cohort_size: clients of a round, at most.
-      available: clients with data.
     """
     return -(-available // turns(cohort_size, available))
 
@@ -42,7 +40,6 @@ def sample_cyclic(
 
     Args:
       keys: keys of the round; the run's determines the groups.
-      clients: the federation, M of its N clients with data.
       cohort_size: the largest number of clients in a round, at most M.
       round: int32 scalar, from 0.
 

@@ -98,7 +98,6 @@ def to_device(name: str, array: Any, *, copy: bool = False) -> jax.Array:
     """Put numbers on the device, in the dtype of ``stored_dtype``.
 
     Args:
-      name: name of the array in errors.
       array: [...], on the host or on a device.
       copy: whether the result never shares memory with ``array``.
 

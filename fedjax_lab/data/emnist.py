@@ -23,7 +23,6 @@ def read_emnist(path: Path, name: str) -> dict[str, np.ndarray]:
       path: a file such as emnist-letters.mat; a folder with the IDX files, packed or not, of one
         split; or, in a folder with several, the beginning of a split's files, such as
         FOLDER/emnist-letters.
-      name: of the data set, for errors.
 
     Returns:
       x_train and x_test, uint8 [n, 28, 28]; y_train and y_test, integers [n] from 0. The labels of

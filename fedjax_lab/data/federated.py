@@ -213,8 +213,6 @@ def divide(
 
     Args:
       targets: an array [n, ...], or None.
-      n: number of examples.
-      spec, num_clients, seed, min_size: as in ``partition``.
 
     Raises:
       TypeError, ValueError: as ``partition``.
@@ -255,7 +253,6 @@ def from_partition(
     """Put ``train`` and its ``Partition`` on the device.
 
     Args:
-      train: pytree of arrays with leading axis n.
       host: the partition; it says which client has which example.
       names: the clients' ids, N of them, or None.
 
@@ -272,7 +269,6 @@ def from_resident(
     """Create a federation from examples that are on the device, without a copy.
 
     Args:
-      examples: pytree of device arrays with leading axis n.
       host: the partition; some examples may belong to no client.
       names: the clients' ids, N of them, or None.
 

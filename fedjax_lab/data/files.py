@@ -34,8 +34,6 @@ def read_idx_files(
     """Read x_train, y_train, x_test and y_test from IDX files.
 
     Args:
-      folder: folder of the files, plain or .gz.
-      name: of the data set, for an error.
       file_names: file name of each array, without .gz; MNIST's four by default.
 
     Raises:
@@ -87,10 +85,6 @@ def _find_idx(folder: Path, file_name: str) -> Path | None:
 
 def read_idx(path: Path, *, ndim: int) -> np.ndarray:
     """Read one IDX file of unsigned bytes, plain or (ending in .gz) compressed.
-
-    Args:
-      path: the file.
-      ndim: required rank.
 
     Returns:
       uint8 [...] of rank ``ndim``.
@@ -168,8 +162,6 @@ def read_npz(path: Path, name: str, keys: Sequence[str] | None = SPLITS) -> dict
     """Read arrays of an .npz file; never pickled objects.
 
     Args:
-      path: the file.
-      name: of the data set, for an error.
       keys: names of the arrays; None: all.
 
     Raises:
@@ -209,10 +201,6 @@ def read_npz(path: Path, name: str, keys: Sequence[str] | None = SPLITS) -> dict
 
 def read_parquet(argument: str, path: Path) -> Any:
     """Read a Parquet file as an Arrow table; pages that have a checksum are checked.
-
-    Args:
-      argument: argument of the caller that has the path, for errors.
-      path: the file, which exists.
 
     Raises:
       ImportError: pyarrow is missing.

@@ -44,9 +44,6 @@ class Heterogeneity(NamedTuple):
 def targets_of(examples: Any) -> Any | None:
     """Return the targets, ``examples.y`` or ``examples["y"]``, or None.
 
-    Args:
-      examples: pytree of arrays.
-
     Returns:
       An array [n, ...], or None.
     """
@@ -56,9 +53,6 @@ def targets_of(examples: Any) -> Any | None:
 
 def labels_of(examples: Any) -> np.ndarray | None:
     """Return the class labels of examples, or the words of sequences, or None.
-
-    Args:
-      examples: pytree of arrays with leading axis n.
 
     Returns:
       Integers [n] or [n, L] from 0. None if there are no targets, they are not integers, or some
@@ -101,7 +95,6 @@ def describe(labels: Any, partition: Partition) -> str:
 
     Args:
       labels: integers [n], or targets [n, L]; None: no summary of labels.
-      partition: a partition of them.
     """
     sizes = np.asarray(partition.sizes)
     empty = int((sizes == 0).sum())

@@ -34,8 +34,6 @@ def read_image_folder(
     stands before the pixels).
 
     Args:
-      folder: the folder.
-      name: of the data set, for errors.
       size: height and width to which images are scaled (bilinear, without regard to their shape).
         None: all must have one size.
 

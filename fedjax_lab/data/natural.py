@@ -224,9 +224,6 @@ def _is_beyond_int64(values: list, array: np.ndarray) -> bool:
 def leaf_users(paths: Iterable[Path]) -> Iterator[tuple[str, str, list, list]]:
     """Read (user, location for errors, x, y) of the users of files in LEAF's layout.
 
-    Args:
-      paths: the files.
-
     Raises:
       ValueError: a file is damaged, lacks a field or has one twice, or its fields differ in their
         users or numbers of examples; or a user occurs twice.
@@ -316,9 +313,6 @@ def load_fedjax(
 
 def read_fedjax(path: Path) -> dict[str, dict[str, Any]]:
     """Read the clients of a file in FedJAX's SQLite format: {client: {name: array}}.
-
-    Args:
-      path: the file.
 
     Raises:
       FileNotFoundError: there is no such file.

@@ -186,7 +186,6 @@ def number_owners(
     Args:
       owners: the id of each example's client, [n]: integers, text, or UTF-8 as bytes.
       min_size: examples that every client has at least.
-      argument: name of ``owners`` in errors.
 
     Returns:
       N ids as text, sorted by their type (9 before 10, "10" before "9"), and int64 [n], the number

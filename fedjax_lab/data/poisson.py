@@ -23,7 +23,6 @@ def poisson_slots(expected: int, available: int) -> int:
     Args:
       expected: expected cohort size; each client participates with probability ``expected /
         available``.
-      available: number of clients that can participate.
     """
     if expected >= available:
         return available
@@ -41,8 +40,6 @@ def sample_poisson(
     A client's draw is a function of the key and its id. The cost grows with N.
 
     Args:
-      keys: keys of the round.
-      clients: the federation, M of its N clients with data.
       cohort_size: expected number of clients, at most M.
       round: not used.
 

@@ -73,7 +73,6 @@ def open_records(name: str, data_dir: str | Path | None) -> Records:
     The labels are read now, the images when they are sampled.
 
     Args:
-      name: ``tfds:`` and what TFDS calls the set.
       data_dir: the TFDS directory; None: TFDS's own.
 
     Raises:

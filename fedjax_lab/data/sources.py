@@ -172,7 +172,6 @@ def check_load_options(name: str, **options: Any) -> None:
     """Check that a data set uses the options that differ from their defaults.
 
     Args:
-      name: a data set.
       **options: options of ``load`` by name.
 
     Raises:
@@ -249,7 +248,6 @@ def checked_splits(
     """Check arrays and convert them to (train, test) in storage dtype.
 
     Args:
-      name: name of the data set, for errors.
       arrays: x_train and x_test [n, ...]; y_train and y_test [n], or [n, ...] for a regression.
       classes: number of classes; None: the number in the training labels.
 

@@ -107,9 +107,6 @@ def open_stream(folder: str | Path) -> Any:
 def map_file(path: str | Path) -> np.ndarray:
     """Memory-map the array [n, ...] of a ``.npy`` file, read-only.
 
-    Args:
-      path: the file.
-
     Raises:
       FileNotFoundError: there is no such file.
       ValueError: it is damaged, truncated, or has objects.
@@ -282,10 +279,6 @@ def _whole_file(array: np.ndarray) -> Path | None:
 
 def hash_of_file(path: Path, skip: int = 0) -> str:
     """Return the stored SHA-256 of a file, or compute and store it.
-
-    Args:
-      path: the file.
-      skip: bytes at its start to ignore.
 
     Raises:
       ValueError: the file changed while it was read.

@@ -265,7 +265,6 @@ def replace_index(clients: AnyClients, **fields: Any) -> AnyClients:
     """Replace fields of the clients' ``FederatedArrays``, which is the index of a stream.
 
     Args:
-      clients: the clients' data, on the device or a stream.
       **fields: new values by the names of the fields.
     """
     replaced: Any
@@ -332,10 +331,6 @@ def stream(
 def check_resident(clients: Any, what: str) -> None:
     """Refuse a stream for a feature that needs all examples on the device.
 
-    Args:
-      clients: the clients' data.
-      what: name of the feature.
-
     Raises:
       TypeError: ``clients`` is a stream.
     """
@@ -348,10 +343,6 @@ def check_resident(clients: Any, what: str) -> None:
 
 def check_clients(clients: Any, argument: str = "clients") -> None:
     """Check that clients' data are a federation.
-
-    Args:
-      clients: should be ``FederatedArrays`` or ``FederatedStream``.
-      argument: name of the argument, for the error.
 
     Raises:
       TypeError: it is neither.

@@ -54,9 +54,6 @@ class Table:
     def __init__(self, table: Any, missing: Any = None):
         """Wrap a table, or read it from a file.
 
-        Args:
-          table, missing: as in ``from_table``.
-
         Raises:
           TypeError: ``table`` has no named columns.
           FileNotFoundError: there is no such file.
@@ -112,8 +109,6 @@ class Table:
         """Read a column of numbers, truth values or text.
 
         Args:
-          argument: argument of the caller that has the name, for errors.
-          name: name of the column.
           is_category: whether the column must be text (True) or numbers (False), as that of an
             earlier table is. None: text has the kind that ``cells.kind_of`` finds.
 

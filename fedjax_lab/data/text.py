@@ -63,9 +63,7 @@ def build_corpus(
     so that every word of the vocabulary occurs (except possibly ``<unk>`` and ``<eos>``).
 
     Args:
-      train: lines.
       test: lines; None: the last tenth of the tokens of ``train`` is held out.
-      sequence_length: L.
       vocabulary_size: the most tokens that the vocabulary may have, 0 and 1 included, at least 2;
         None: all. Must be None for bytes, which are always 256.
       tokens: "words", "characters" or "bytes".
@@ -144,7 +142,6 @@ def most_frequent(numbers: np.ndarray, total: int, size: int | None) -> np.ndarr
 
     Args:
       numbers: int32 [T], the training text, in which 0 is ``<unk>`` and 1 is ``<eos>``.
-      total: number of distinct words.
       size: largest number of words, at least 2; None: all that occur.
     """
     counts = np.bincount(numbers, minlength=total)

@@ -28,10 +28,6 @@ class PreparedSet(NamedTuple):
     def records(self, split: str, **options: Any) -> Any:
         """Open the records of a split for reading by index.
 
-        Args:
-          split: of the set.
-          **options: of TFDS's ``as_data_source``.
-
         Raises:
           ValueError: there is no such split, or the set's format cannot be read by index.
         """
@@ -78,7 +74,6 @@ def open_tfds(name: str, data_dir: str | Path | None) -> PreparedSet:
     """Open a prepared set.
 
     Args:
-      name: kind, a colon, and the name of the set in TFDS.
       data_dir: the TFDS directory; None: TFDS's own.
 
     Raises:
@@ -113,7 +108,6 @@ def read_images(name: str, data_dir: str | Path | None) -> tuple[dict[str, np.nd
     """Read a prepared image-classification set.
 
     Args:
-      name: ``tfds:`` and what TFDS calls the set.
       data_dir: the TFDS directory; None: TFDS's own.
 
     Returns:
@@ -136,7 +130,6 @@ def read_lines(name: str, data_dir: str | Path | None) -> tuple[Iterator[str], I
     """Read the lines of train and test: the records' texts in TFDS's order.
 
     Args:
-      name: ``tfds_text:`` and what TFDS calls the set.
       data_dir: the TFDS directory; None: TFDS's own.
 
     Raises:
@@ -168,9 +161,6 @@ def read_columns(
     """Read some features of all records of a split.
 
     Args:
-      name: ``tfds:`` and what TFDS calls the set.
-      features: names of the features.
-      split: of the set.
       data_dir: the TFDS directory; None: TFDS's own.
 
     Returns:
@@ -210,11 +200,8 @@ def store(name: str, images: np.ndarray, place: int, image: np.ndarray, number: 
     """Write an image at its place among others.
 
     Args:
-      name: name of the set, for errors.
       images: [n, ...].
-      place: index of the image in ``images``.
       image: [...].
-      number: number of the example in the set.
 
     Raises:
       ValueError: the image has another shape than the others.

@@ -52,7 +52,6 @@ def sample_available(key: Key, available: jax.Array, count: int) -> jax.Array:
     If there are fewer, the remaining places have N. The cost is that of N random numbers.
 
     Args:
-      key: the round's key for the cohort.
       available: bool [N].
       count: number of clients, at most N.
     """

@@ -36,30 +36,17 @@ Order = Sequence[int] | None  # as in ``Ordered``; None: the program's
 
 
 def order_of(value: Any) -> Order:
-    """Return the order of a value's axes.
-
-    Args:
-      value: an array, or one with an order.
-    """
+    """Return the order of a value's axes."""
     return value.order if isinstance(value, Ordered) else None
 
 
 def array_of(value: Any) -> Any:
-    """Return the array of a value, in whatever order.
-
-    Args:
-      value: an array, or one with an order.
-    """
+    """Return the array of a value, in whatever order."""
     return value.array if isinstance(value, Ordered) else value
 
 
 def in_order(value: Any, order: Order = None) -> Any:
-    """Return the array of a value with its axes in an order.
-
-    Args:
-      value: an array, or one with an order.
-      order: the order.
-    """
+    """Return the array of a value with its axes in an order."""
     own = order_of(value)
     if own == order:
         return array_of(value)
@@ -69,24 +56,14 @@ def in_order(value: Any, order: Order = None) -> Any:
 
 
 def with_order(array: jax.Array, order: Order) -> Any:
-    """Return an array, with an order if that is another one than the program's.
-
-    Args:
-      array: the values.
-      order: the order.
-    """
+    """Return an array, with an order if that is another one than the program's."""
     if order is None or list(order) == list(range(len(order))):
         return array
     return Ordered(array, tuple(order))
 
 
 def results_of(equation: JaxprEqn, operands: Sequence[Any]) -> list[Any] | None:
-    """Evaluate an operation on the arrays as they stand; None: it has no rule.
-
-    Args:
-      equation: the operation.
-      operands: arrays, some with an order.
-    """
+    """Evaluate an operation on the arrays as they stand; None: it has no rule."""
     name, params = equation.primitive.name, equation.params
     if name == "transpose":
         return [_transpose(operands[0], params["permutation"])]

@@ -37,7 +37,6 @@ def with_mask(apply: Apply, mask: jax.Array | None) -> Apply:
     """Bind the mask of a mini-batch to a model, if the model has an argument for it.
 
     Args:
-      apply: a model or a part of it.
       mask: bool [B]; None: all examples are real.
     """
     if mask is None or parameter_of(apply, "mask") is None:
@@ -178,12 +177,7 @@ def _passing(mask: jax.Array | None) -> AbstractContextManager[None]:
 
 
 def mode_of(function: Callable[..., Any], training: bool) -> dict[str, bool]:
-    """Return the argument that selects training or evaluation, if ``function`` has one.
-
-    Args:
-      function: call of a module.
-      training: which of both.
-    """
+    """Return the argument that selects training or evaluation, if ``function`` has one."""
     flags = dict.fromkeys(("train", "training", "is_training"), training)
     flags["deterministic"] = not training
     return {name: flags[name] for name in inspect.signature(function).parameters if name in flags}

@@ -60,8 +60,6 @@ class Bilinear:
 
         Args:
           name: "features", "images_of" or "kernel_of".
-          left, right: its operands.
-          size: what the functions share.
         """
         return self._bound(name, left, right, size, 0, traced_precision())
 

@@ -101,18 +101,13 @@ def lowering_for(target: Target, at_once: bool) -> str:
     """Return the lowering of "auto" on a machine; "auto" if it depends on shapes.
 
     Args:
-      target: a machine.
       at_once: whether several clients run at once, as one batched program.
     """
     return lowering_of(TracedFor(target.platform, target.convolution, at_once))
 
 
 def lowering_of(how: TracedFor) -> str:
-    """Return the lowering of "auto" in a program; "auto" if it depends on shapes.
-
-    Args:
-      how: what the program is traced for.
-    """
+    """Return the lowering of "auto" in a program; "auto" if it depends on shapes."""
     if how.convolution or how.platform == "cpu":
         return how.convolution or "auto"
     return "im2col" if how.platform == "gpu" and how.at_once else "lax"
@@ -223,11 +218,6 @@ def form_of(
 
     One, two or three axes of pixels, any order of axes, strides, paddings, dilations and, on CPU,
     groups of channels.
-
-    Args:
-      params: params of the operation.
-      operands: shapes and dtypes of images and kernels.
-      how: what the program is traced for.
     """
     if why_not(params, operands, how) is not None:
         return None
@@ -235,11 +225,7 @@ def form_of(
 
 
 def why_not(params: Mapping[str, Any], operands: Sequence[Any], how: TracedFor) -> str | None:
-    """Return why a ``conv_general_dilated`` stays as it is; None: it has a form here.
-
-    Args:
-      params, operands, how: as in ``form_of``.
-    """
+    """Return why a ``conv_general_dilated`` stays as it is; None: it has a form here."""
     x, kernel = operands
     wide = params["preferred_element_type"] or x.dtype
     if lowering_of(how) == "lax":
@@ -257,11 +243,7 @@ def why_not(params: Mapping[str, Any], operands: Sequence[Any], how: TracedFor) 
 
 
 def described(params: Mapping[str, Any], operands: Sequence[Any]) -> str:
-    """Describe a ``conv_general_dilated``: "3 x 3, 64 to 128 channels, stride 2, 32 x 32 pixels".
-
-    Args:
-      params, operands: as in ``form_of``.
-    """
+    """Describe a ``conv_general_dilated``: "3 x 3, 64 to 128 channels, stride 2, 32 x 32"."""
     x, kernel = operands
     of_images, of_kernels, _ = params["dimension_numbers"]
 
@@ -287,11 +269,7 @@ def described(params: Mapping[str, Any], operands: Sequence[Any]) -> str:
 
 
 def form_name(params: Mapping[str, Any], operands: Sequence[Any], how: TracedFor) -> str:
-    """Name the form of a ``conv_general_dilated`` that has one.
-
-    Args:
-      params, operands, how: as in ``form_of``.
-    """
+    """Name the form of a ``conv_general_dilated`` that has one."""
     lowering = lowering_of(how)
     form = form_of(params, operands, how)
     assert form is not None

@@ -69,11 +69,7 @@ def decoder(
 
 
 def params_shapes(model: Model) -> PyTree:
-    """Return the shapes and dtypes of a decoder's params.
-
-    Args:
-      model: result of ``decoder``.
-    """
+    """Return the shapes and dtypes of a decoder's params."""
     return jax.eval_shape(model.init, seeded(0), jnp.zeros((1, 1), jnp.int32))
 
 
@@ -271,11 +267,7 @@ def _turn(config: DecoderConfig, positions: jax.Array) -> tuple[jax.Array, jax.A
 
 
 def frequencies(config: DecoderConfig) -> np.ndarray:
-    """Compute the rotary frequency of each pair of a head's numbers, float32 [D / 2].
-
-    Args:
-      config: configuration of a decoder.
-    """
+    """Compute the rotary frequency of each pair of a head's numbers, float32 [D / 2]."""
     half = config.head_width // 2
     plain = config.rope_theta ** -(np.arange(half) / half)
     scaling = config.rope_scaling

@@ -213,10 +213,6 @@ def read_decoder_config(folder: str | Path) -> DecoderConfig:
 def parse_decoder_config(fields: Mapping[str, Any], where: str = "config") -> DecoderConfig:
     """Parse the fields of a ``config.json``.
 
-    Args:
-      fields: parsed JSON.
-      where: name of the file in errors.
-
     Raises:
       ValueError: as ``read_decoder_config``.
     """
@@ -307,9 +303,6 @@ def _rotary(fields: Mapping[str, Any], where: str) -> tuple[float, RotaryScaling
 
 def config_fields(config: DecoderConfig) -> dict[str, Any]:
     """Return the fields of a ``config.json`` for ``transformers``.
-
-    Args:
-      config: configuration of a decoder.
 
     Raises:
       ValueError: neither Llama nor Qwen2 models have such a combination of biases.

@@ -35,7 +35,6 @@ def features(x: jax.Array, kernel: jax.Array, windows: Windows) -> jax.Array:
     """Correlate each channel: [..., H, C, W, B], [..., h, w, C] -> [..., H', C, W', B].
 
     Args:
-      x: padded images.
       kernel: one float dtype with ``x``.
       windows: how the kernel passes along each axis of pixels.
     """

@@ -24,12 +24,7 @@ _MARK = "labels, of so many logits: "
 
 
 def mark_labels(number: int, labels: jax.Array) -> jax.Array:
-    """Mark the labels that a loss compares with logits; the compiled program stays the same.
-
-    Args:
-      number: number of logits.
-      labels: integers of any shape.
-    """
+    """Mark the labels that a loss compares with logits; the compiled program stays the same."""
     return checkpoint_name(labels, f"{_MARK}{number}")
 
 

@@ -30,11 +30,7 @@ NORMS = ("group", "batch", "frozen_batch")
 
 
 def uniform(bound: float) -> Initializer:
-    """Return the initializer that draws numbers uniformly in +-``bound``.
-
-    Args:
-      bound: the largest number.
-    """
+    """Return the initializer that draws numbers uniformly in +-``bound``."""
 
     def draw(key: Key, shape: tuple[int, ...], dtype: Any = jnp.float32) -> jax.Array:
         return jax.random.uniform(key, shape, dtype, -bound, bound)
@@ -266,10 +262,6 @@ class Classifier(nn.Module):
 
 def check_widths(argument: str, widths: Sequence[int]) -> list[int]:
     """Check that ``widths`` are those of layers, and return them.
-
-    Args:
-      argument: the argument's name, for the error.
-      widths: positive integers.
 
     Raises:
       TypeError: it is not a sequence, or a width is not an integer.

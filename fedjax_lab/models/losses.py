@@ -342,7 +342,6 @@ def check_functions(apply: Any, preprocess: Any) -> None:
     """Check the arguments of ``classification_loss``.
 
     Args:
-      apply: a model's function.
       preprocess: a function or None.
 
     Raises:

@@ -171,11 +171,6 @@ def _inside(equation: JaxprEqn) -> list[Jaxpr]:
 def _evaluate(closed: ClosedJaxpr, operands: Sequence[Any], how: TracedFor) -> list[Any]:
     """Evaluate a program with other forms of its operations.
 
-    Args:
-      closed: the program.
-      operands: arrays, some with an order of their axes (``axis_order``).
-      how: what it is traced for.
-
     Returns:
       Arrays, some with an order.
     """

@@ -63,13 +63,7 @@ def max_pool(x: jax.Array, size: int = 2, padding: int = 0) -> jax.Array:
 def form_of_max(
     params: Mapping[str, Any], operands: Sequence[Any], how: TracedFor
 ) -> Callable[[jax.Array], jax.Array] | None:
-    """Return the form of a ``reduce_window_max``; None: XLA's own is as fast, or the only one.
-
-    Args:
-      params: params of the operation.
-      operands: shape and dtype of its operand.
-      how: what the program is traced for.
-    """
+    """Return the form of a ``reduce_window_max``; None: XLA's own is as fast, or the only one."""
     if (windows := _windows(params, operands[0], how, is_maximum=True)) is None:
         return None
     return functools.partial(_maximum_of, windows=windows, padding=params["padding"])
@@ -78,13 +72,7 @@ def form_of_max(
 def form_of_sum(
     params: Mapping[str, Any], operands: Sequence[Any], how: TracedFor
 ) -> Callable[[jax.Array], jax.Array] | None:
-    """Return the form of a ``reduce_window_sum``, such as an average's; None as in ``form_of_max``.
-
-    Args:
-      params: params of the operation.
-      operands: shape and dtype of its operand.
-      how: what the program is traced for.
-    """
+    """Return the form of a ``reduce_window_sum``, of an average; None as in ``form_of_max``."""
     if (windows := _windows(params, operands[0], how)) is None:
         return None
     return functools.partial(_sum_of, windows=windows, padding=params["padding"])
@@ -93,13 +81,7 @@ def form_of_sum(
 def form_of_max_transpose(
     params: Mapping[str, Any], operands: Sequence[Any], how: TracedFor
 ) -> Callable[[jax.Array, jax.Array], jax.Array] | None:
-    """Return the form of a ``select_and_scatter_add``, the gradient of a maximum over windows.
-
-    Args:
-      params: params of the operation.
-      operands: shapes and dtypes of the gradient and of the maximum's operand.
-      how: what the program is traced for.
-    """
+    """Return the form of a ``select_and_scatter_add``, the gradient of a maximum over windows."""
     pool = _pool_of(params, operands, how)
     return pool and (lambda gradient, x: jax.vjp(pool, x)[1](gradient)[0])
 
@@ -107,13 +89,7 @@ def form_of_max_transpose(
 def form_of_max_tangent(
     params: Mapping[str, Any], operands: Sequence[Any], how: TracedFor
 ) -> Callable[[jax.Array, jax.Array], jax.Array] | None:
-    """Return the form of a ``select_and_gather_add``, the tangent of a maximum over windows.
-
-    Args:
-      params: params of the operation.
-      operands: shapes and dtypes of the tangent and of the maximum's operand.
-      how: what the program is traced for.
-    """
+    """Return the form of a ``select_and_gather_add``, the tangent of a maximum over windows."""
     pool = _pool_of(params, operands, how)
     return pool and (lambda tangent, x: jax.jvp(pool, (x,), (tangent,))[1])
 

@@ -199,8 +199,6 @@ def read_into(
     """Read arrays into a pytree of known shapes, after a check of names, shapes and dtypes.
 
     Args:
-      files: the arrays.
-      into, ignore: as in ``load_safetensors``.
       table: path of a leaf -> how it is stored.
 
     Raises:

@@ -7,13 +7,7 @@ from jax.extend.core import JaxprEqn, Literal
 
 
 def bind(equation: JaxprEqn, operands: Sequence[Any], **changes: Any) -> Sequence[Any]:
-    """Call an operation on other operands, and return its results.
-
-    Args:
-      equation: the operation.
-      operands: arrays.
-      **changes: params that differ from those of ``equation``.
-    """
+    """Call an operation on other operands, and return its results."""
     primitive = equation.primitive
     params = {**primitive.get_bind_params(equation.params), **changes}
     results = primitive.bind(*operands, **params)
@@ -24,7 +18,6 @@ def value_of(variable: Any, values: Mapping[Any, Any]) -> Any:
     """Return the value of a variable, or of a literal.
 
     Args:
-      variable: variable of a program.
       values: variable -> its value.
     """
     return variable.val if isinstance(variable, Literal) else values[variable]

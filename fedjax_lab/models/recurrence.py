@@ -29,11 +29,7 @@ _WEIGHTS, _INPUTS, _STATE = range(3)
 
 
 def num_consts_and_carry(equation: JaxprEqn) -> tuple[int, int]:
-    """Return how many operands of a ``scan`` stay the same, and how many are its state.
-
-    Args:
-      equation: the ``scan``.
-    """
+    """Return how many operands of a ``scan`` stay the same, and how many are its state."""
     params = equation.params
     if "ft_in" in params:  # since JAX 0.11
         num_consts, num_carry = map(len, params["ft_in"].elts[:2])
@@ -42,11 +38,7 @@ def num_consts_and_carry(equation: JaxprEqn) -> tuple[int, int]:
 
 
 def is_recurrent(equation: JaxprEqn) -> bool:
-    """Return True if an operation is a loop that multiplies its state by weights.
-
-    Args:
-      equation: an operation.
-    """
+    """Return True if an operation is a loop that multiplies its state by weights."""
     if equation.primitive.name != "scan":
         return False
     program = equation.params["jaxpr"].jaxpr
@@ -126,8 +118,6 @@ def scan(equation: JaxprEqn, operands: Sequence[jax.Array], body: ClosedJaxpr) -
     """Evaluate a ``scan`` for which ``is_recurrent`` holds.
 
     Args:
-      equation: the ``scan``.
-      operands: its operands.
       body: its body, without functions inside.
     """
     program = body.jaxpr
@@ -172,13 +162,8 @@ def _looped(equations, products, params, of_carry, results, weights, others, xs,
     """Run what is left of a loop.
 
     Args:
-      equations: the operations of a step.
       products: those that multiply the state by weights.
-      params: of the ``scan``.
-      of_carry: the variables of the state.
       results: the variables of the state after a step, and of the step's results.
-      weights, others, xs: {variable of the body: array}.
-      carry: the state before the first step.
     """
     of_weights, of_others, of_xs = [*weights], [*others], [*xs]
     weights, others, xs = ([*of.values()] for of in (weights, others, xs))

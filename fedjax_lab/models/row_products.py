@@ -48,9 +48,7 @@ def features(x: jax.Array, kernel: jax.Array, strides: tuple[int, int], tile: in
     """Correlate images with kernels: [H, C, W, B], [h, w, C, F] -> [H', F, W', B].
 
     Args:
-      x: padded images.
       kernel: one float dtype with ``x``.
-      strides: along H and along W.
       tile: as ``winograd.best_tile`` returns it; 0: direct sums.
     """
     height, _, width, _ = x.shape

@@ -91,7 +91,6 @@ class WeightFiles:
         """Read an array of floats, or a part of it.
 
         Args:
-          name: name of the array.
           rows: part of its first axis; None: all.
           columns: part of its second axis; None: all.
 
@@ -127,7 +126,6 @@ class HeldArrays:
         """Hold the arrays.
 
         Args:
-          source: where they are from, for errors.
           arrays: name -> array [...].
         """
         self._arrays = {name: to_native(array) for name, array in arrays.items()}
@@ -140,9 +138,6 @@ class HeldArrays:
         self, name: str, rows: slice | None = None, columns: slice | None = None
     ) -> np.ndarray:
         """Read an array of floats, or a part of it.
-
-        Args:
-          name, rows, columns: as in ``WeightFiles.read``.
 
         Raises:
           ValueError: a number is not finite.
@@ -240,9 +235,7 @@ def write_folder(
 
     Args:
       folder: must not exist, or be empty.
-      fields: fields of the configuration.
       arrays: name -> (bytes, function that returns the array); those of a file are made together.
-      max_shard_bytes: largest size of a file, unless a single array is larger.
       names: names of the configuration's file, and of the arrays' file if there is only one.
 
     Raises:

@@ -85,8 +85,6 @@ def saves_time(num_outputs: int, batch: int, kernel: tuple[int, ...]) -> bool:
 
     Args:
       num_outputs: W', at least 1.
-      batch: B, of a single client.
-      kernel: (h, w, C, F).
     """
     height, width, channels, features = kernel
     tile = best_tile(num_outputs, width)
@@ -106,7 +104,6 @@ def features(x: jax.Array, kernel: jax.Array, stride: int, tile: int) -> jax.Arr
       x: [H, C, W, B], padded.
       kernel: [h, w, C, F].
       stride: stride along H; along W it is 1.
-      tile: m, as ``best_tile`` returns it.
 
     Returns:
       [H', F, W', B].
@@ -133,9 +130,6 @@ def images_of(
     Args:
       features: [H', F, W', B].
       kernel: [h, w, C, F].
-      image: (H, W).
-      stride: stride along H.
-      tile: m.
     """
     height, width, num_channels, _ = kernel.shape
     matrices = _to_matrices(kernel, tile)
@@ -163,9 +157,6 @@ def kernel_of(
     Args:
       x: [H, C, W, B], padded.
       features: [H', F, W', B].
-      kernel: (h, w).
-      stride: stride along H.
-      tile: m.
     """
     height, width = kernel
     num_channels, num_features = x.shape[1], features.shape[1]

@@ -63,9 +63,6 @@ class Checkpoints:
         """Save a state.
 
         Args:
-          round: finished rounds.
-          state: pytree of arrays.
-          extra: any JSON value.
           params: the global model, pytree of arrays; stored separately, so that it can be read
             without the method.
 

@@ -44,12 +44,7 @@ def versions() -> dict[str, str]:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write a JSON file atomically: a reader sees the old or the new file, never a part.
-
-    Args:
-      path: the file.
-      value: any JSON value.
-    """
+    """Write a JSON file atomically: a reader sees the old or the new file, never a part."""
     with write_atomically(path) as file:
         json.dump(value, file, indent=2, sort_keys=True, allow_nan=False)
         file.write("\n")
@@ -63,7 +58,6 @@ def open_run_dir(path: Path, config: dict[str, Any]) -> None:
     Everything else must be equal.
 
     Args:
-      path: the directory, which exists.
       config: identity of the run; a JSON object.
 
     Raises:
@@ -117,13 +111,7 @@ def _reconciled(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, 
 
 
 def _take_old_hashes(path: Path, before: Mapping[str, Any], config: dict[str, Any]) -> None:
-    """Take over hashes of functions that version 0.4 recorded, which nothing can be compared with.
-
-    Args:
-      path: the directory.
-      before: its config.json.
-      config: the identity of the run, which is changed.
-    """
+    """Take over hashes of functions by version 0.4, which nothing can be compared with."""
     there, here = (found.get("content") or {} for found in (before, config))
     functions = ("evaluate", "diagnose", "sample_cohort")
     old = [name for name in functions if here.get(name) and has_old_scheme(there.get(name))]
@@ -143,10 +131,6 @@ _OTHER_ROUNDS = (
 
 def write_rounds(path: Path, config: Mapping[str, Any]) -> None:
     """Update the number of rounds in config.json.
-
-    Args:
-      path: a directory that ``open_run_dir`` accepted.
-      config: what ``open_run_dir`` was given.
 
     Raises:
       ValueError: config.json cannot be read.
@@ -168,9 +152,6 @@ def _with_rounds(config: Mapping[str, Any], rounds: int | None) -> dict[str, Any
 
 def read_config(path: Path) -> dict[str, Any]:
     """Read a run directory's config.json.
-
-    Args:
-      path: the directory.
 
     Raises:
       ValueError: the file cannot be read, or a field has another type.
@@ -231,11 +212,7 @@ def _on_any_machine(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def run_id(config: Mapping[str, Any]) -> str:
-    """Hash the identity of a run, which its checkpoints store; it does not depend on ``rounds``.
-
-    Args:
-      config: what ``open_run_dir`` was given.
-    """
+    """Hash the identity of a run, which its checkpoints store; it does not depend on ``rounds``."""
     kept = _on_any_machine(config)
     kept["content"] = {**kept.get("content", {}), "program": None}
     text = json.dumps(json.loads(json.dumps(kept)), sort_keys=True)
@@ -245,9 +222,6 @@ def run_id(config: Mapping[str, Any]) -> str:
 @contextlib.contextmanager
 def disk_full_in_one_line(path: Path) -> Iterator[None]:
     """Turn the errors that libraries raise on a full disk into one clear ``OSError``.
-
-    Args:
-      path: the file or folder that is written.
 
     Raises:
       OSError: with ``errno.ENOSPC``.
@@ -296,8 +270,6 @@ def differences(
     """Describe the differences between two configs, once for each innermost value.
 
     Args:
-      before, now: JSON objects.
-      prefix: prefix of the printed names.
       words: words before a value of ``before`` and before a value of ``now``.
     """
     found = []
@@ -315,9 +287,6 @@ def differences(
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
     """Read the rows of metrics.jsonl.
-
-    Args:
-      path: the file.
 
     Raises:
       ValueError: a line is not a row (a truncated last line is ignored).
@@ -383,20 +352,12 @@ def _line(row: dict[str, Any]) -> str:
 
 
 def plain_row(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Convert a row for JSON: NaN and infinities become null.
-
-    Args:
-      row: {name: number, or list of numbers}.
-    """
+    """Convert a row for JSON: NaN and infinities become null."""
     return _converted(row, lambda value: None if _is_not_finite(value) else value)
 
 
 def stored_row(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Convert a row for a checkpoint: NaN becomes null, and infinities become text.
-
-    Args:
-      row: {name: number, or list of numbers}.
-    """
+    """Convert a row for a checkpoint: NaN becomes null, and infinities become text."""
 
     def stored(value):
         if not _is_not_finite(value):
