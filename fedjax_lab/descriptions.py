@@ -80,8 +80,7 @@ def text_of(description: Any) -> str:
         inner = ", ".join(shown)
         if name is None:
             return f"{{{inner}}}"
-        code = f"#{description[CODE][:6]}" if CODE in description else ""
-        return f"{_last_of(name)}{code}" + (f"({inner})" if inner else "")
+        return _called(description) + (f"({inner})" if inner else "")
     if isinstance(description, (list, tuple)):
         return f"[{', '.join(map(text_of, description))}]"
     if isinstance(description, bool) or description is None:
@@ -97,8 +96,7 @@ def flat(description: Any, name: str) -> Iterator[tuple[str, Any]]:
       name: name of the whole.
     """
     if isinstance(description, Mapping) and not {FUNCTION, TYPE}.isdisjoint(description):
-        called = description.get(FUNCTION, description.get(TYPE))
-        yield name, _last_of(called) + (f"#{description[CODE][:6]}" if CODE in description else "")
+        yield name, _called(description)
         parts = description.get(ARGUMENTS, {})
         if isinstance(parts, Mapping):
             for key, part in parts.items():
@@ -108,6 +106,12 @@ def flat(description: Any, name: str) -> Iterator[tuple[str, Any]]:
                 yield from flat(part, f"{name}.{place}")
     else:
         yield name, text_of(description) if isinstance(description, Mapping) else description
+
+
+def _called(description: Mapping[str, Any]) -> str:
+    """Return the name of a described function or object, with the hash of its code."""
+    name = _last_of(description.get(FUNCTION, description.get(TYPE)))
+    return f"{name}#{description[CODE][:6]}" if CODE in description else name
 
 
 def may_agree(there: Any, now: Any) -> bool:

@@ -291,19 +291,18 @@ def build_round(
     table, is_planned = rows or Rows(), asked.is_planned
     is_divided = divides_models(asked.mesh, params_sharding)
 
-    def for_target(state: FedState, batch: CohortBatch) -> tuple[FedState, Metrics]:
+    def round_fn(state: FedState, batch: CohortBatch) -> tuple[FedState, Metrics]:
         with tracing_for(target), tracing_with(lowering):
-            return divided(state, batch) if is_divided else round_fn(state, batch)
-
-    def divided(state: FedState, batch: CohortBatch) -> tuple[FedState, Metrics]:
-        params = jax.eval_shape(algorithm.params, state)
-        layout = model_layout(params, asked.mesh, params_sharding, state.frozen)
-        assert layout is not None
-        with hold_layout(layout):
-            state, metrics = round_fn(state, batch)
+            if not is_divided:
+                return one_round(state, batch)
+            params = jax.eval_shape(algorithm.params, state)
+            layout = model_layout(params, asked.mesh, params_sharding, state.frozen)
+            assert layout is not None
+            with hold_layout(layout):
+                state, metrics = one_round(state, batch)
         return layout.constrain(state._replace(frozen=()))._replace(frozen=state.frozen), metrics
 
-    def round_fn(state: FedState, batch: CohortBatch) -> tuple[FedState, Metrics]:
+    def one_round(state: FedState, batch: CohortBatch) -> tuple[FedState, Metrics]:
         cohort_map = asked
         if is_planned:
             planned = plan_round(algorithm, state, batch, target).client_map
@@ -355,19 +354,15 @@ def build_round(
             client_map = chosen.get(shapes, asked)
         return client_map.mesh if client_map.kind == "shard_map" else None
 
-    is_plain = target is None and lowering == "auto" and not is_divided
-    run = in_program = round_fn if is_plain else for_target
-    if is_planned and target is None:
+    def in_program(state: FedState, batch: CohortBatch) -> tuple[FedState, Metrics]:
+        if not is_planned or target is not None or platform_of(None) != "cpu":
+            return round_fn(state, batch)
+        one_device = single_device_map()
+        return build_round(algorithm, one_device, on_nonfinite, None, rows, None, lowering)(
+            state, batch
+        )
 
-        def in_program(state: FedState, batch: CohortBatch) -> tuple[FedState, Metrics]:
-            if platform_of(None) != "cpu":
-                return run(state, batch)
-            one_device = single_device_map()
-            return build_round(algorithm, one_device, on_nonfinite, None, rows, None, lowering)(
-                state, batch
-            )
-
-    return _compiled_alone(run, in_program, mesh_of)
+    return _compiled_alone(round_fn, in_program, mesh_of)
 
 
 def _shapes(state: FedState, batch: CohortBatch) -> Any:

@@ -202,14 +202,15 @@ def other_arguments(function: Callable[..., Any], count: int, *named: str) -> st
     Args:
       function: any callable.
       count: number of positional arguments.
-      *named: keywords.
+      *named: keywords that it may have.
     """
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):  # some built-in functions have none
         return None
+    keywords = [name for name in named if parameter_of(function, name)]
     try:
-        signature.bind(*[None] * count, **dict.fromkeys(named))
+        signature.bind(*[None] * count, **dict.fromkeys(keywords))
     except TypeError:
         return ", ".join(str(p).partition(":")[0] for p in signature.parameters.values())
     return None

@@ -11,7 +11,7 @@ import numpy as np
 import optax
 
 from fedjax_lab.checks import repeated
-from fedjax_lab.types import PyTree, Scalar
+from fedjax_lab.types import Key, PyTree, Scalar
 
 add = optax.tree.add
 subtract = optax.tree.sub
@@ -55,6 +55,22 @@ def scale(tree: PyTree, scalar: Scalar) -> PyTree:
       scalar: a number or a traced scalar.
     """
     return jax.tree.map(lambda a: jnp.asarray(scalar, a.dtype) * a, tree)
+
+
+def average(old: PyTree, new: PyTree, decay: Scalar) -> PyTree:
+    """Compute ``decay * old + (1 - decay) * new`` in the dtype of ``old``: a moving average.
+
+    Args:
+      old: pytree of arrays.
+      new: pytree like ``old``.
+      decay: a number or a traced scalar; at 0 and 1 the result is exactly one of the two.
+    """
+
+    def mix(a, b):
+        weight = jnp.asarray(decay, a.dtype)
+        return weight * a + (1 - weight) * b
+
+    return jax.tree.map(mix, old, new)
 
 
 def path_text(path: Any) -> str:
@@ -221,11 +237,33 @@ def scale_rows(stacked: PyTree, factors: jax.Array) -> PyTree:
       stacked: pytree of arrays [S, ...].
       factors: float [S].
     """
+    return jax.tree.map(lambda leaf: along(factors.astype(leaf.dtype), leaf) * leaf, stacked)
 
-    def times(leaf):
-        return factors.astype(leaf.dtype).reshape(-1, *(1,) * (leaf.ndim - 1)) * leaf
 
-    return jax.tree.map(times, stacked)
+def along(values: jax.Array, leaf: jax.Array) -> jax.Array:
+    """Reshape one number per client so that it broadcasts over a leaf.
+
+    Args:
+      values: [S].
+      leaf: [S, ...].
+
+    Returns:
+      [S, 1, ...], with as many axes as the leaf.
+    """
+    return values.reshape(-1, *(1,) * (leaf.ndim - 1))
+
+
+def normal_like(key: Key, tree: PyTree) -> PyTree:
+    """Draw standard normal numbers with the structure, shapes and dtypes of a tree.
+
+    Args:
+      key: typed PRNG key; consumed.
+      tree: pytree of floating-point arrays.
+    """
+    leaves, structure = jax.tree.flatten(tree)
+    keys = jax.random.split(key, len(leaves))
+    drawn = [jax.random.normal(k, x.shape, x.dtype) for k, x in zip(keys, leaves, strict=True)]
+    return jax.tree.unflatten(structure, drawn)
 
 
 def where(condition: jax.Array, tree: PyTree, other: PyTree) -> PyTree:
@@ -351,12 +389,13 @@ def nbytes(tree: PyTree) -> int:
     return sum(leaf.size * jnp.dtype(leaf.dtype).itemsize for leaf in jax.tree.leaves(tree))
 
 
-def safe_divide(numerator: Scalar, denominator: jax.Array) -> jax.Array:
+def safe_divide(numerator: Scalar, denominator: Scalar) -> jax.Array:
     """Compute ``numerator / denominator``; the result is 0 where the denominator is 0.
 
     Args:
       numerator: a number, or an array [...].
-      denominator: array [...].
+      denominator: a number, or an array [...].
     """
+    denominator = jnp.asarray(denominator)
     nonzero = denominator != 0
     return jnp.where(nonzero, numerator / jnp.where(nonzero, denominator, 1), 0)

@@ -90,7 +90,7 @@ def apfl(
         def direction(w, step):
             (v, alpha), is_first, state = step.memory
             g, report = training.gradient(w, step)
-            mixed_g, _ = training.gradient(_mix(v, w, alpha), step)
+            mixed_g, _ = training.gradient(tree.average(v, w, alpha), step)
             descent, state = transform.update(tree.scale(mixed_g, alpha), state, v)
             new_alpha = alpha
             if adaptive_mixing:
@@ -107,7 +107,7 @@ def apfl(
 
     def params_of_client(state, client):
         own, alpha = own_row(state, client)
-        return _mix(own, state.server.params, alpha)
+        return tree.average(own, state.server.params, alpha)
 
     phase = Phase(
         broadcast_params,
@@ -117,13 +117,3 @@ def apfl(
         costs=Costs(gradients=2),
     )
     return Algorithm("apfl", start, (phase,), personal=Personal(params_of_client))
-
-
-def _mix(v: Params, w: Params, alpha: jax.Array) -> Params:
-    """Compute alpha v + (1 - alpha) w: exactly w at 0 and v at 1, where both are finite."""
-
-    def mix(a, b):
-        weight = alpha.astype(a.dtype)
-        return weight * a + (1 - weight) * b
-
-    return jax.tree.map(mix, v, w)

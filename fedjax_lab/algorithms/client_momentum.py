@@ -36,7 +36,7 @@ from typing import NamedTuple, Unpack
 from fedjax_lab import tree
 from fedjax_lab.algorithms.factory import Common, LocalGradient, LocalTraining, factory
 from fedjax_lab.algorithms.hyper import MEAN_FROM, at_round
-from fedjax_lab.algorithms.server import ServerSGD, broadcast_params
+from fedjax_lab.algorithms.server import MomentumServer, ServerSGD, broadcast_params
 from fedjax_lab.checks import check_choice, check_scalar_or_schedule
 from fedjax_lab.clients.costs import Costs
 from fedjax_lab.round import Algorithm, Phase
@@ -50,13 +50,6 @@ class FedCMServer(NamedTuple):
 
     params: Params  # x_t
     direction: Params  # Δ_t
-
-
-class MimeServer(NamedTuple):
-    """Server state of Mime and MimeLite."""
-
-    params: Params  # x_t
-    momentum: Params  # m_t
 
 
 class FedACGServer(NamedTuple):
@@ -94,20 +87,17 @@ def mix_direction(
     local_gradient: LocalGradient,
     server_lr: ScalarOrSchedule,
     mixing: ScalarOrSchedule,
-    mean_from: str = "gradients",
-    gradients: int = 1,
+    mean_from: str,
 ) -> Algorithm:
     """Build FedCM with a given local gradient.
 
     Args:
       name: the method's name.
       training: takes the local steps.
-      local_gradient: (local params, step, round) -> (what is mixed with the broadcast direction,
-        report).
+      local_gradient: what is mixed with the broadcast direction.
       server_lr: server learning rate, or a schedule of the round.
       mixing: weight of the fresh gradient, in [0, 1], or a schedule of the round.
       mean_from: what the broadcast direction is a mean of, as in ``fedcm``.
-      gradients: gradients that ``local_gradient`` computes.
 
     Raises:
       ValueError: ``mixing`` is out of range, or ``mean_from`` unknown.
@@ -127,7 +117,7 @@ def mix_direction(
         alpha = at_round(mixing, batch.round)
 
         def direction(y, step):
-            g, report = local_gradient(y, step, batch.round)
+            g, report = local_gradient.at(y, step, batch.round)
             return tree.add_scaled(tree.scale(g, alpha), 1 - alpha, mean_direction), report
 
         local = training.steps(x, batch, direction, sum_directions=sums)
@@ -147,7 +137,7 @@ def mix_direction(
         client_update,
         server_update,
         reduce={"delta": "mean", "direction": "mean"},
-        costs=Costs(derived=() if sums else ("direction",), gradients=gradients),
+        costs=Costs(derived=() if sums else ("direction",), gradients=local_gradient.gradients),
     )
     return Algorithm(name, start, (phase,))
 
@@ -250,7 +240,7 @@ def mimelite(
 
 
 def _start_mime(params, num_clients, batch):
-    return MimeServer(params, tree.zeros_like(params)), ()
+    return MomentumServer(params, tree.zeros_like(params)), ()
 
 
 def _average(m: PyTree, g: PyTree, beta: Scalar) -> PyTree:

@@ -39,11 +39,11 @@ from fedjax_lab.round import Algorithm, Phase
 from fedjax_lab.types import LossFn, Params, PyTree, ScalarOrSchedule
 
 
-class ScaffoldServer(NamedTuple):
-    """Server state of SCAFFOLD and FedGAMMA."""
+class ControlServer(NamedTuple):
+    """Server state of SCAFFOLD, FedGAMMA, FedMo and FedMoSWA."""
 
     params: Params  # x
-    control: Params  # c
+    control: Params  # c, or m of FedMoSWA
 
 
 class Controls(NamedTuple):
@@ -94,7 +94,7 @@ def scaffold(
         check_unused("mean_from", mean_from, "gradients", "control_update 'I'")
     training = LocalTraining(loss_fn, **common)
     return correct_drift(
-        "scaffold", training, training.local_gradient, server_lr, control_update, mean_from
+        "scaffold", training, training.local_gradient, server_lr, mean_from, control_update
     )
 
 
@@ -103,20 +103,18 @@ def correct_drift(
     training: LocalTraining,
     local_gradient: LocalGradient,
     server_lr: ScalarOrSchedule,
+    mean_from: str,
     control_update: str = "II",
-    mean_from: str = "gradients",
-    gradients: int = 1,
 ) -> Algorithm:
     """Build SCAFFOLD with a given local gradient.
 
     Args:
       name: the method's name.
       training: takes the local steps.
-      local_gradient: (local params, step, round) -> (what the controls correct, report).
+      local_gradient: what the controls correct.
       server_lr: server learning rate, or a schedule of the round.
-      control_update: how a client renews its control, "I" or "II", as in ``scaffold``.
       mean_from: what option II averages, as in ``scaffold``.
-      gradients: gradients that ``local_gradient`` computes.
+      control_update: how a client renews its control, "I" or "II", as in ``scaffold``.
 
     Raises:
       ValueError: ``mean_from`` is unknown.
@@ -125,7 +123,7 @@ def correct_drift(
     server_sgd = ServerSGD(server_lr)
 
     def start(params, num_clients, batch):
-        server = ScaffoldServer(params, tree.zeros_like(params))
+        server = ControlServer(params, tree.zeros_like(params))
         return server, zero_row_per_client(params, num_clients)
 
     def broadcast(server, round):
@@ -136,7 +134,7 @@ def correct_drift(
         controls = Controls(c, c_i)
 
         def direction(y, step):
-            g, report = local_gradient(y, step, batch.round)
+            g, report = local_gradient.at(y, step, batch.round)
             return controls.corrected(g), report
 
         sums = control_update == "II" and mean_from == "gradients"
@@ -155,6 +153,6 @@ def correct_drift(
         return server._replace(control=control), metrics
 
     reduce = {"delta": "mean", "control_change": "sum"}
-    costs = Costs(gradients=gradients)
+    costs = Costs(gradients=local_gradient.gradients)
     phase = Phase(broadcast, client_update, server_update, reduce, costs=costs)
     return Algorithm(name, start, (phase,))

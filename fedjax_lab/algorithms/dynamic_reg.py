@@ -119,9 +119,9 @@ def feddyn(
         return message, tree.add(dual, dual_change), local.report
 
     def server_update(server, messages, cohort):
-        delta = messages["delta"]
+        delta, alpha = messages["delta"], at_round(prox_weight, cohort.round)
         h = tree.add_scaled(server.mean_dual, cohort.client_share, messages["dual_change"])
-        step = tree.add_scaled(delta, _inverse(at_round(prox_weight, cohort.round)), h)
+        step = tree.add_scaled(delta, tree.safe_divide(1.0, alpha), h)
         params = tree.subtract(server.params, step)
         return FedDynServer(params, h), {"delta_norm": tree.norm(delta)}
 
@@ -234,7 +234,7 @@ def fedpd(
 
         local = training.steps(row.params, batch, direction)
         dual = tree.add_scaled(row.dual, rho, tree.subtract(local.params, row.anchor))
-        anchor = tree.add_scaled(local.params, _inverse(rho), dual)
+        anchor = tree.add_scaled(local.params, tree.safe_divide(1.0, rho), dual)
         message = {"delta": tree.subtract(x, anchor)}
         return message, FedPDRow(local.params, dual, anchor), local.report
 
@@ -264,8 +264,3 @@ def fedpd(
 def _check_prox_weight(prox_weight: ScalarOrSchedule) -> None:
     if not callable(prox_weight):
         check_number("prox_weight", prox_weight, minimum=0.0, exclusive_minimum=True)
-
-
-def _inverse(prox_weight: Scalar) -> jax.Array:
-    """Compute 1 / prox_weight; 0 if a traced weight is 0."""
-    return tree.safe_divide(1.0, jnp.asarray(prox_weight))

@@ -14,7 +14,7 @@ import dataclasses
 import functools
 import inspect
 from collections.abc import Callable, Collection, Mapping
-from typing import Any, Required, TypedDict, TypeVar
+from typing import Any, NamedTuple, Required, TypedDict, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -46,7 +46,6 @@ from fedjax_lab.signatures import (
     complete_doc,
     described,
     other_arguments,
-    parameter_of,
     show,
     spell_out,
     unknown,
@@ -62,8 +61,18 @@ from fedjax_lab.types import (
 )
 
 Factory = TypeVar("Factory", bound=Callable[..., Any])
-# (local params, step, round) -> (gradient, report)
-LocalGradient = Callable[[Params, Step, jax.Array], tuple[PyTree, StepReport]]
+
+
+class LocalGradient(NamedTuple):
+    """What a local step descends, before the corrections of a method that takes any gradient.
+
+    Attributes:
+      at: (local params, step, round) -> (gradient, report).
+      gradients: how many gradients of the loss it computes.
+    """
+
+    at: Callable[[Params, Step, jax.Array], tuple[PyTree, StepReport]]
+    gradients: int = 1
 
 
 class Common(TypedDict, total=False):
@@ -147,17 +156,10 @@ class LocalTraining:
         steps = cohort.max_steps
         return jnp.asarray(self.rate_at_step(cohort.round * steps, steps), cohort.weights.dtype)
 
-    def local_gradient(
-        self, params: Params, step: Step, round: jax.Array
-    ) -> tuple[PyTree, StepReport]:
-        """Return the plain gradient as a ``LocalGradient``.
-
-        Args:
-          params: local params.
-          step: the local step, with examples [B, ...].
-          round: int32 scalar; it makes no difference.
-        """
-        return self.gradient(params, step)
+    @property
+    def local_gradient(self) -> LocalGradient:
+        """The plain gradient."""
+        return LocalGradient(lambda params, step, round: self.gradient(params, step))
 
     def steps(
         self,
@@ -236,15 +238,8 @@ def factory(build: Factory) -> Factory:
     Args:
       build: own arguments, ``**common`` -> ``Algorithm``.
     """
-    own = inspect.signature(build)
-    has_common = "common" in own.parameters
-    signature = _with_common(own) if has_common else own
 
-    @functools.wraps(build)
-    def wrapper(*args, **kwargs):
-        given = _bound(build, signature, args, kwargs)
-        if has_common:
-            _check_lrs_of(given)
+    def recording(given: inspect.BoundArguments) -> Any:
         described = {
             name: str(value) if getattr(value, "recorded_as_text", False) else describe(value)
             for name, value in given.arguments.items()
@@ -264,9 +259,7 @@ def factory(build: Factory) -> Factory:
             algorithm, hyperparameters=described, loss_fn=loss_fn, phases=phases
         )
 
-    if has_common:
-        _show_common(wrapper, signature)
-    return wrapper  # type: ignore[return-value]
+    return _checked(build, recording)
 
 
 def takes_common(function: Factory) -> Factory:
@@ -275,15 +268,29 @@ def takes_common(function: Factory) -> Factory:
     Args:
       function: own arguments, ``**common`` -> anything.
     """
-    signature = _with_common(inspect.signature(function))
+    return _checked(function, lambda given: function(*given.args, **given.kwargs))
+
+
+def _checked(function: Factory, call: Callable[[inspect.BoundArguments], Any]) -> Factory:
+    """Return ``call`` of a function's checked arguments, with its name, signature and docstring."""
+    own = inspect.signature(function)
+    has_common = "common" in own.parameters
+    signature = own
+    if has_common:
+        signature = spell_out(own, "common", Common, dict.fromkeys(Common.__optional_keys__))
 
     @functools.wraps(function)
     def wrapper(*args, **kwargs):
         given = _bound(function, signature, args, kwargs)
-        _check_lrs_of(given)
-        return function(*given.args, **given.kwargs)
+        for name in _RATES if has_common else ():
+            if name in given.arguments:
+                check_scalar_or_schedule(name, given.arguments[name])
+        return call(given)
 
-    _show_common(wrapper, signature)
+    if has_common:
+        show(wrapper, signature)
+        if wrapper.__doc__:
+            wrapper.__doc__ = _with_shared(wrapper.__doc__, signature)
     return wrapper  # type: ignore[return-value]
 
 
@@ -303,18 +310,6 @@ def _bound(
     if "loss_fn" in given.arguments:
         _check_loss(function.__name__, given.arguments["loss_fn"])
     return given
-
-
-def _check_lrs_of(given: inspect.BoundArguments) -> None:
-    for name in _RATES:
-        if name in given.arguments:
-            check_scalar_or_schedule(name, given.arguments[name])
-
-
-def _show_common(wrapper: Callable[..., Any], signature: inspect.Signature) -> None:
-    show(wrapper, signature)
-    if wrapper.__doc__:
-        wrapper.__doc__ = _with_shared(wrapper.__doc__, signature)
 
 
 def _reporting_rates(phases: tuple[Phase, ...], given: Mapping[str, Any]) -> tuple[Phase, ...]:
@@ -368,28 +363,18 @@ def hint_of(build: Callable[..., Any], name: str, known: Collection[str]) -> str
 
 def _check_loss(method: str, given: Any) -> None:
     """Check that a value can be called as a loss function, which a model cannot."""
-    if not callable(given) or _is_network(given):
+    is_network = hasattr(given, "apply") and hasattr(given, "init")  # of flax, haiku or equinox
+    if not callable(given) or is_network:
         raise TypeError(
             f"loss_fn of {method} is a {type(given).__name__}; it must be a function (params, "
             "examples, key) -> losses [B]: models.classification_loss(model.apply) makes one of a "
             "model, models.regression_loss(model.apply) one of numbers."
         )
-    named = (name for name in ("mask", "constants") if parameter_of(given, name))
-    if found := other_arguments(given, 3, *named):
+    if found := other_arguments(given, 3, "mask", "constants"):
         raise TypeError(
             f"loss_fn of {method} takes ({found}); it must take (params, examples, key), and may "
             "name further arguments mask and constants."
         )
-
-
-def _is_network(given: Any) -> bool:
-    """Return True if a callable is a module of flax, haiku or equinox."""
-    return hasattr(given, "apply") and hasattr(given, "init")
-
-
-def _with_common(own: inspect.Signature) -> inspect.Signature:
-    optional = dict.fromkeys(Common.__optional_keys__)
-    return spell_out(own, "common", Common, optional)
 
 
 def _with_shared(doc: str, signature: inspect.Signature) -> str:

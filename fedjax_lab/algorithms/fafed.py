@@ -204,12 +204,7 @@ def naive_adaptive_fedavg(
 
 def _average(v: PyTree, g: PyTree, decay: Scalar) -> PyTree:
     """Compute decay v + (1 - decay) g²."""
-
-    def leaf(v, g):
-        beta = jnp.asarray(decay, v.dtype)
-        return beta * v + (1 - beta) * jnp.square(g)
-
-    return jax.tree.map(leaf, v, g)
+    return tree.average(v, jax.tree.map(jnp.square, g), decay)
 
 
 def _clamp(v: PyTree) -> PyTree:

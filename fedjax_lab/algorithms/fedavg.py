@@ -19,7 +19,7 @@ those who take part.
 from typing import Unpack
 
 from fedjax_lab.algorithms.factory import Common, LocalTraining, factory
-from fedjax_lab.algorithms.server import ParamsServer, ServerSGD, broadcast_params
+from fedjax_lab.algorithms.server import ServerSGD, broadcast_params, start_with_params
 from fedjax_lab.round import Algorithm, Phase
 from fedjax_lab.types import LossFn, ScalarOrSchedule
 
@@ -39,10 +39,7 @@ def fedavg(
     """
     training = LocalTraining(loss_fn, **common)
 
-    def start(params, num_clients, batch):
-        return ParamsServer(params), ()
-
     phase = Phase(
         broadcast_params, training.client_update, ServerSGD(server_lr), reduce={"delta": "mean"}
     )
-    return Algorithm("fedavg", start, (phase,))
+    return Algorithm("fedavg", start_with_params, (phase,))

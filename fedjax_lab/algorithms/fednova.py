@@ -122,7 +122,7 @@ def fednova(
         step = tree.scale(messages["delta"], mean_steps)
         rate, buffer = at_round(server_lr, cohort.round), ()
         if has_buffer:
-            lr = jnp.asarray(training.rate(cohort.round))
+            lr = training.rate(cohort.round)
             buffer = tree.add_scaled(
                 tree.scale(step, tree.safe_divide(1.0, lr)), server_momentum, server.momentum
             )

@@ -32,7 +32,7 @@ import optax
 from fedjax_lab import tree
 from fedjax_lab.algorithms.factory import Common, LocalTraining, factory
 from fedjax_lab.algorithms.hyper import at_round, has_parts
-from fedjax_lab.algorithms.server import ServerSGD, broadcast_params
+from fedjax_lab.algorithms.server import MomentumServer, ServerSGD, broadcast_params
 from fedjax_lab.checks import check_int, check_number
 from fedjax_lab.clients.transforms import direction
 from fedjax_lab.machine.keys import compact, is_key
@@ -54,13 +54,6 @@ class FedOptServer(NamedTuple):
 
     params: Params  # x_t
     opt_state: PyTree  # with the data of random keys in place of the keys
-
-
-class MomentumServer(NamedTuple):
-    """Server state of FedAvgM."""
-
-    params: Params  # x_t
-    momentum: Params  # m_t
 
 
 class AdaptiveServer(NamedTuple):
@@ -228,8 +221,7 @@ def fedadam(
         check_number("initial_second_moment", initial_second_moment, minimum=0.0)
 
     def second_moment(v, squared):
-        decay = jnp.asarray(beta2, v.dtype)
-        return decay * v + (1 - decay) * squared
+        return tree.average(v, squared, beta2)
 
     training = LocalTraining(loss_fn, **common)
     start = initial_second_moment
@@ -337,9 +329,9 @@ def fedams(
             return jnp.maximum(larger, jnp.asarray(tau, v.dtype)) if option == 1 else larger
 
         def direction(m, v_hat):
-            root = jnp.sqrt(jnp.asarray(v_scale, v_hat.dtype) * v_hat)
+            root = jnp.sqrt(tree.scale(v_hat, v_scale))
             root = root if option == 1 else root + jnp.asarray(tau, v_hat.dtype)
-            return tree.safe_divide(jnp.asarray(m_scale, m.dtype) * m, root)
+            return tree.safe_divide(tree.scale(m, m_scale), root)
 
         v_hat = jax.tree.map(largest, server.largest, v)
         step = jax.tree.map(direction, m, v_hat)

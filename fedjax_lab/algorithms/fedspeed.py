@@ -42,7 +42,6 @@ from fedjax_lab.algorithms.factory import Common, LocalGradient, LocalTraining, 
 from fedjax_lab.algorithms.hyper import at_round, is_plain_zero
 from fedjax_lab.checks import check_choice, check_number, check_scalar_or_schedule
 from fedjax_lab.clients.costs import Costs
-from fedjax_lab.clients.local import Gradient
 from fedjax_lab.clients.store import zero_row_per_client
 from fedjax_lab.round import Algorithm, Phase
 from fedjax_lab.types import LossFn, Params, PyTree, Scalar, ScalarOrSchedule
@@ -73,26 +72,26 @@ class Duals(NamedTuple):
 
 
 def _quasi_gradient(
-    gradient: Gradient, radius: ScalarOrSchedule, weight: Scalar, normalize: bool
-) -> tuple[LocalGradient, int]:
-    """Build g̃ = (1 - α) g_1 + α g_2 with the report of g_1, and the number of gradients."""
+    training: LocalTraining, radius: ScalarOrSchedule, weight: Scalar, normalize: bool
+) -> LocalGradient:
+    """Build g̃ = (1 - α) g_1 + α g_2 with the report of g_1."""
     check_scalar_or_schedule("perturbation_radius", radius)
     check_number("perturbation_weight", weight, minimum=0.0)
+    if is_plain_zero(radius) or is_plain_zero(weight):
+        return training.local_gradient
+    gradient = training.gradient
 
-    def one_pass(y, step, round):
-        return gradient(y, step)
-
-    def two_pass(y, step, round):
+    def mixed(y, step, round):
         g1, report = gradient.raw(y, step)
         r = at_round(radius, round)
         if normalize:
             norm = tree.norm(g1)
             r = tree.safe_divide(r, jnp.where(norm < _TINY, 0, norm))
         g2, _ = gradient.raw(tree.add_scaled(y, r, g1), step)
-        mixed = tree.add_scaled(tree.scale(g1, 1 - weight), weight, g2)
-        return gradient.transformed(mixed, y, report)
+        g = tree.add_scaled(tree.scale(g1, 1 - weight), weight, g2)
+        return gradient.transformed(g, y, report)
 
-    return (one_pass, 1) if is_plain_zero(radius) or is_plain_zero(weight) else (two_pass, 2)
+    return LocalGradient(mixed, 2)
 
 
 @factory
@@ -121,11 +120,11 @@ def fedspeed(
       gradient_transform: optax transformation of each descended gradient.
     """
     training = LocalTraining(loss_fn, **common)
-    perturbed = _quasi_gradient(
-        training.gradient, perturbation_radius, perturbation_weight, normalize_perturbation
+    quasi_gradient = _quasi_gradient(
+        training, perturbation_radius, perturbation_weight, normalize_perturbation
     )
     return _fedspeed(
-        "fedspeed", training, server_lr, perturbed, prox_weight, correction, server_dual
+        "fedspeed", training, server_lr, quasi_gradient, prox_weight, correction, server_dual
     )
 
 
@@ -158,14 +157,14 @@ def fedspeed_ing(
     """
     check_scalar_or_schedule("inertia", inertia)
     training = LocalTraining(loss_fn, **common)
-    perturbed = _quasi_gradient(
-        training.gradient, perturbation_radius, perturbation_weight, normalize_perturbation
+    quasi_gradient = _quasi_gradient(
+        training, perturbation_radius, perturbation_weight, normalize_perturbation
     )
     return _fedspeed(
         "fedspeed_ing",
         training,
         server_lr,
-        perturbed,
+        quasi_gradient,
         prox_weight,
         correction,
         server_dual,
@@ -174,17 +173,12 @@ def fedspeed_ing(
 
 
 def _fedspeed(
-    name, training, server_lr, perturbed, prox_weight, corrects, server_dual, inertia=None
+    name, training, server_lr, quasi_gradient, prox_weight, corrects, server_dual, inertia=None
 ):
     check_number("prox_weight", prox_weight, minimum=0.0, exclusive_minimum=True)
     check_choice("server_dual", server_dual, ("all", "cohort"))
-    quasi_gradient, gradients = perturbed
     inertial = inertia is not None
     dual_of_all = corrects and server_dual == "all"
-
-    def inverse():
-        """Compute λ; 0 if a traced weight is 0."""
-        return tree.safe_divide(1.0, jnp.asarray(prox_weight))
 
     def start(params, num_clients, batch):
         rows = zero_row_per_client(params, num_clients) if corrects else ()
@@ -200,7 +194,7 @@ def _fedspeed(
         c_i, pull = row if inertial else (row, row)
 
         def direction(y, step):
-            g, report = quasi_gradient(y, step, batch.round)
+            g, report = quasi_gradient.at(y, step, batch.round)
             g = tree.add_scaled(g, prox_weight, tree.subtract(y, anchor))
             return (tree.subtract(g, pull) if corrects else g), report
 
@@ -213,7 +207,7 @@ def _fedspeed(
         if dual_of_all:
             message = {"delta": delta, "dual_change": dual_change}
         else:  # x_t minus what the paper sends, x_K - λ c_i⁺
-            message = {"delta": tree.add_scaled(delta, inverse(), new_c_i)}
+            message = {"delta": tree.add_scaled(delta, tree.safe_divide(1.0, prox_weight), new_c_i)}
         if inertial:
             zeta = at_round(inertia, batch.round)
             return message, Duals(new_c_i, _extrapolate(new_c_i, c_i, zeta)), local.report
@@ -223,14 +217,14 @@ def _fedspeed(
         delta, mean_dual, anchor = messages["delta"], server.mean_dual, ()
         if dual_of_all:
             mean_dual = tree.add_scaled(mean_dual, cohort.client_share, messages["dual_change"])
-            delta = tree.add_scaled(delta, inverse(), mean_dual)
+            delta = tree.add_scaled(delta, tree.safe_divide(1.0, prox_weight), mean_dual)
         params = tree.descend(server.params, at_round(server_lr, cohort.round), delta)
         if inertial:
             anchor = _extrapolate(params, server.params, at_round(inertia, cohort.round))
         metrics = {"delta_norm": tree.norm(messages["delta"])}
         return FedSpeedServer(params, anchor, mean_dual), metrics
 
-    costs = Costs(gradients=gradients)
+    costs = Costs(gradients=quasi_gradient.gradients)
     phase = Phase(broadcast, client_update, server_update, {"delta": "mean"}, costs=costs)
     if dual_of_all:
         reduce = {"delta": "mean", "dual_change": "sum"}

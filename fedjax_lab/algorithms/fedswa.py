@@ -26,28 +26,21 @@ divides by another sum (``control_divisor``) and sets m to the mean of the c_i‚Å
 (``first_round_gamma_one``); the paper does not. Both means take the batch's weights.
 """
 
-from typing import NamedTuple, Unpack
+from typing import Unpack
 
 import jax.numpy as jnp
 
 from fedjax_lab import tree
-from fedjax_lab.algorithms.control_variates import Controls
+from fedjax_lab.algorithms.control_variates import Controls, ControlServer
 from fedjax_lab.algorithms.factory import Common, LocalTraining, factory
 from fedjax_lab.algorithms.hyper import at_round, check_unused
-from fedjax_lab.algorithms.server import ParamsServer, ServerSGD, broadcast_params
+from fedjax_lab.algorithms.server import ServerSGD, broadcast_params, start_with_params
 from fedjax_lab.checks import check_choice, check_scalar_or_schedule
 from fedjax_lab.clients.store import zero_row_per_client
 from fedjax_lab.round import Algorithm, Phase
-from fedjax_lab.types import LossFn, Params, Scalar, ScalarOrSchedule
+from fedjax_lab.types import LossFn, Scalar, ScalarOrSchedule
 
 SYMBOLS = {"rho": "final_lr_ratio", "alpha": "server_lr", "gamma": "momentum"}
-
-
-class FedMoSWAServer(NamedTuple):
-    """Server state of FedMoSWA and FedMo."""
-
-    params: Params  # x_t
-    control: Params  # m
 
 
 @factory
@@ -69,16 +62,13 @@ def fedswa(
     check_scalar_or_schedule("final_lr_ratio", final_lr_ratio)
     training = LocalTraining(loss_fn, **common)
 
-    def start(params, num_clients, batch):
-        return ParamsServer(params), ()
-
     def client_update(x, row, batch):
         lr = _falling(training.rate(batch.round), at_round(final_lr_ratio, batch.round))
         local = training.steps(x, batch, lr=lr)
         return {"delta": tree.subtract(x, local.params)}, row, local.report
 
     phase = Phase(broadcast_params, client_update, ServerSGD(server_lr), reduce={"delta": "mean"})
-    return Algorithm("fedswa", start, (phase,))
+    return Algorithm("fedswa", start_with_params, (phase,))
 
 
 @factory
@@ -158,7 +148,7 @@ def _fedmoswa(
     server_sgd = ServerSGD(server_lr)
 
     def start(params, num_clients, batch):
-        server = FedMoSWAServer(params, tree.zeros_like(params))
+        server = ControlServer(params, tree.zeros_like(params))
         return server, zero_row_per_client(params, num_clients)
 
     def broadcast(server, round):

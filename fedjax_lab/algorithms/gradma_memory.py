@@ -13,7 +13,7 @@ import numpy as np
 from fedjax_lab.algorithms.gradma_correction import Correction
 from fedjax_lab.clients.store import zero_row_per_client
 from fedjax_lab.qp.joined_leaves import separate_leaves
-from fedjax_lab.tree import scale_rows
+from fedjax_lab.tree import along, scale_rows
 from fedjax_lab.types import Cohort, Params, PyTree, Scalar
 
 _NOBODY = -1
@@ -135,11 +135,8 @@ def _scaled(rows: PyTree) -> tuple[PyTree, jax.Array]:
     largest = jnp.max(jnp.stack([size.astype(dtype) for size in sizes]), 0)
     power = _power_of_two(largest)
 
-    def divided(leaf):
-        factors = (1 / power).reshape(-1, *(1,) * (leaf.ndim - 1))
-        return (factors * leaf).astype(leaf.dtype)
-
-    return jax.tree.map(divided, rows), jnp.where(largest == 0, 0, power)
+    divided = jax.tree.map(lambda leaf: (along(1 / power, leaf) * leaf).astype(leaf.dtype), rows)
+    return divided, jnp.where(largest == 0, 0, power)
 
 
 def _power_of_two(x: jax.Array) -> jax.Array:

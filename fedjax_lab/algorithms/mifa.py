@@ -109,7 +109,7 @@ def _mifa(name, training, server_lr, table, start, momentum=None):
         local = training.steps(x, batch, lr=lr)
         new = tree.subtract(x, local.params)
         if keeps_gradients:
-            new = tree.scale(new, tree.safe_divide(1.0, jnp.asarray(lr)))
+            new = tree.scale(new, tree.safe_divide(1.0, lr))
         return {"row_change": tree.subtract(new, row)}, new, local.report
 
     def server_update(server, messages, cohort):

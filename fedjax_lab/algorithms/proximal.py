@@ -17,24 +17,17 @@ Down d, up d, no client state. Departures: the paper draws clients by their size
 them evenly; here the cohort and the weights are the batch's.
 """
 
-from typing import NamedTuple, Unpack
+from typing import Unpack
 
 from fedjax_lab import tree
 from fedjax_lab.algorithms.factory import Common, LocalTraining, factory
 from fedjax_lab.algorithms.hyper import at_round
-from fedjax_lab.algorithms.server import ServerSGD, broadcast_params
+from fedjax_lab.algorithms.server import MomentumServer, ServerSGD, broadcast_params
 from fedjax_lab.checks import check_scalar_or_schedule
 from fedjax_lab.round import Algorithm, Phase
-from fedjax_lab.types import LossFn, Params, PyTree, Scalar, ScalarOrSchedule
+from fedjax_lab.types import LossFn, Scalar, ScalarOrSchedule
 
 SYMBOLS = {"mu": "prox_weight", "beta_1": "momentum"}
-
-
-class FedProxServer(NamedTuple):
-    """Server state of FedProx and FedProxM."""
-
-    params: Params  # x_t
-    momentum: PyTree  # m_t; () in FedProx
 
 
 @factory
@@ -81,7 +74,7 @@ def _fedprox(name, training, prox_weight, server_sgd):
     check_scalar_or_schedule("prox_weight", prox_weight)
 
     def start(params, num_clients, batch):
-        return FedProxServer(params, server_sgd.first_momentum(params)), ()
+        return MomentumServer(params, server_sgd.first_momentum(params)), ()
 
     def client_update(x, row, batch):
         mu = at_round(prox_weight, batch.round)

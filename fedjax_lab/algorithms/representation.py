@@ -40,20 +40,19 @@ import jax.numpy as jnp
 from fedjax_lab import tree
 from fedjax_lab.algorithms.factory import Common, LocalTraining, factory
 from fedjax_lab.algorithms.hyper import at_round, is_plain_zero
-from fedjax_lab.algorithms.server import ServerSGD, broadcast_params
+from fedjax_lab.algorithms.server import MomentumServer, ServerSGD, broadcast_params
 from fedjax_lab.checks import check_number, check_scalar_or_schedule
 from fedjax_lab.clients.costs import Costs
 from fedjax_lab.clients.store import one_row_per_client
 from fedjax_lab.models.base import Model, with_mask
 from fedjax_lab.models.losses import (
     Preprocess,
-    check_functions,
     classification_loss,
     cross_entropy,
     training_inputs,
 )
 from fedjax_lab.round import Algorithm, Phase
-from fedjax_lab.types import Params, PyTree, Scalar, ScalarOrSchedule
+from fedjax_lab.types import Params, Scalar, ScalarOrSchedule
 
 SYMBOLS = {
     "mu": "contrastive_weight",
@@ -62,13 +61,6 @@ SYMBOLS = {
     "lambda_2": "hybrid_kl_weight",
     "beta_1": "momentum",
 }
-
-
-class MomentumServer(NamedTuple):
-    """Server state of all four methods."""
-
-    params: Params  # x_t
-    momentum: PyTree  # m_t; () without server momentum
 
 
 class MoonRow(NamedTuple):
@@ -142,7 +134,6 @@ def _moon(name, model, weight, temperature, preprocess, server_sgd, common):
     check_scalar_or_schedule("contrastive_weight", weight)
     _check_temperature(temperature)
     _check_model(name, model, ("features", "head"))
-    check_functions(model.apply, preprocess)
 
     def start_rows(params, num_clients):
         return MoonRow(one_row_per_client(params, num_clients), jnp.zeros(num_clients, bool))
@@ -224,11 +215,7 @@ def fedmlb(
       TypeError: ``model`` is no ``Model``, or ``preprocess`` no function.
       ValueError: the model lacks blocks, or a hyper-parameter is out of range.
     """
-    weights = {
-        "ce_weight": ce_weight,
-        "hybrid_ce_weight": hybrid_ce_weight,
-        "hybrid_kl_weight": hybrid_kl_weight,
-    }
+    weights = ce_weight, hybrid_ce_weight, hybrid_kl_weight
     return _fedmlb("fedmlb", model, weights, temperature, preprocess, ServerSGD(server_lr), common)
 
 
@@ -262,17 +249,14 @@ def fedmlbm(
       TypeError: ``model`` is no ``Model``, or ``preprocess`` no function.
       ValueError: the model lacks blocks, or a hyper-parameter is out of range.
     """
-    weights = {
-        "ce_weight": ce_weight,
-        "hybrid_ce_weight": hybrid_ce_weight,
-        "hybrid_kl_weight": hybrid_kl_weight,
-    }
+    weights = ce_weight, hybrid_ce_weight, hybrid_kl_weight
     server_sgd = ServerSGD(server_lr, momentum)
     return _fedmlb("fedmlbm", model, weights, temperature, preprocess, server_sgd, common)
 
 
 def _fedmlb(name, model, weights, temperature, preprocess, server_sgd, common):
-    for argument, weight in weights.items():
+    arguments = ("ce_weight", "hybrid_ce_weight", "hybrid_kl_weight")
+    for argument, weight in zip(arguments, weights, strict=True):
         check_scalar_or_schedule(argument, weight)
     _check_temperature(temperature)
     _check_model(name, model, ("blocks",))
@@ -281,13 +265,12 @@ def _fedmlb(name, model, weights, temperature, preprocess, server_sgd, common):
             f"model has {len(model.blocks)} block; {name} needs at least 2, between which its "
             "hybrid paths branch off."
         )
-    check_functions(model.apply, preprocess)
 
     def start_rows(params, num_clients):
         return ()
 
     def client_update(x, row, batch):
-        w_ce, w_hybrid_ce, w_kl = (at_round(weight, batch.round) for weight in weights.values())
+        w_ce, w_hybrid_ce, w_kl = (at_round(weight, batch.round) for weight in weights)
 
         def loss_fn(y, examples, key, mask=None):
             h, labels, key = training_inputs(preprocess, examples, key)

@@ -8,13 +8,41 @@ import jax
 from fedjax_lab import tree
 from fedjax_lab.algorithms.hyper import at_round
 from fedjax_lab.checks import check_number
-from fedjax_lab.types import Cohort, Metrics, Params, PyTree, Scalar, ScalarOrSchedule
+from fedjax_lab.types import (
+    Cohort,
+    CohortBatch,
+    Metrics,
+    Params,
+    PyTree,
+    Scalar,
+    ScalarOrSchedule,
+)
 
 
 class ParamsServer(NamedTuple):
     """Server state of methods whose server holds the global model only."""
 
     params: Params  # x_t
+
+
+class MomentumServer(NamedTuple):
+    """Server state of methods whose server holds a momentum, too."""
+
+    params: Params  # x_t
+    momentum: PyTree  # m_t; () where a variant has none
+
+
+def start_with_params(
+    params: Params, num_clients: int, batch: CohortBatch | None
+) -> tuple[ParamsServer, tuple[()]]:
+    """Start a method whose server holds the global model only, and whose clients are stateless.
+
+    Args:
+      params: the initial global model.
+      num_clients: N.
+      batch: not used.
+    """
+    return ParamsServer(params), ()
 
 
 def broadcast_params(server: PyTree, round: jax.Array) -> Params:

@@ -42,10 +42,9 @@ from fedjax_lab.algorithms.client_momentum import mix_direction
 from fedjax_lab.algorithms.control_variates import correct_drift
 from fedjax_lab.algorithms.factory import Common, LocalGradient, LocalTraining, factory
 from fedjax_lab.algorithms.hyper import at_round, is_plain_zero
-from fedjax_lab.algorithms.server import ParamsServer, ServerSGD, broadcast_params
+from fedjax_lab.algorithms.server import ServerSGD, broadcast_params, start_with_params
 from fedjax_lab.checks import check_choice, check_number, check_scalar_or_schedule
 from fedjax_lab.clients.costs import Costs
-from fedjax_lab.clients.local import Gradient
 from fedjax_lab.round import Algorithm, Phase
 from fedjax_lab.types import LossFn, Params, PyTree, Scalar, ScalarOrSchedule
 
@@ -53,16 +52,16 @@ SYMBOLS = {"rho": "perturbation_radius", "eta": "stability", "beta": "mixing"}
 
 
 def perturbed_gradient(
-    gradient: Gradient,
+    training: LocalTraining,
     perturbation_radius: ScalarOrSchedule,
     ascent: Callable[[Params, PyTree], PyTree] = lambda y, g: tree.unit(g),
-) -> tuple[LocalGradient, int]:
-    """Build the gradient at y + e, e = radius * ascent(y, g(y)), and the number of gradients.
+) -> LocalGradient:
+    """Build the gradient at y + e, e = radius * ascent(y, g(y)).
 
     The report is that of the gradient at y: losses are those of the local params.
 
     Args:
-      gradient: the plain gradient; its transform acts on the second one.
+      training: has the plain gradient; its transform acts on the second one.
       perturbation_radius: length of the ascent, or a schedule of the round.
       ascent: (local params, gradient there) -> the direction of e; by default the unit vector.
 
@@ -70,17 +69,17 @@ def perturbed_gradient(
       ValueError: the radius is negative or not finite.
     """
     check_scalar_or_schedule("perturbation_radius", perturbation_radius)
+    if is_plain_zero(perturbation_radius):
+        return training.local_gradient
+    gradient = training.gradient
 
-    def one_pass(y, step, round):
-        return gradient(y, step)
-
-    def two_pass(y, step, round):
+    def perturbed(y, step, round):
         g, report = gradient.raw(y, step)
         radius = at_round(perturbation_radius, round)
         above, _ = gradient.raw(tree.add_scaled(y, radius, ascent(y, g)), step)
         return gradient.transformed(above, y, report)
 
-    return (one_pass, 1) if is_plain_zero(perturbation_radius) else (two_pass, 2)
+    return LocalGradient(perturbed, 2)
 
 
 @factory
@@ -98,8 +97,7 @@ def fedsam(
       gradient_transform: optax transformation of each descended gradient.
     """
     training = LocalTraining(loss_fn, **common)
-    local_gradient, passes = perturbed_gradient(training.gradient, perturbation_radius)
-    return _fedsam("fedsam", training, local_gradient, passes, server_lr)
+    return _fedsam("fedsam", training, perturbed_gradient(training, perturbation_radius), server_lr)
 
 
 @factory
@@ -135,17 +133,14 @@ def fedasam(
         return jax.tree.map(jnp.multiply, t, scaled)
 
     training = LocalTraining(loss_fn, **common)
-    local_gradient, passes = perturbed_gradient(training.gradient, perturbation_radius, ascent)
-    return _fedsam("fedasam", training, local_gradient, passes, server_lr)
+    local_gradient = perturbed_gradient(training, perturbation_radius, ascent)
+    return _fedsam("fedasam", training, local_gradient, server_lr)
 
 
-def _fedsam(name, training, local_gradient, passes, server_lr):
-    def start(params, num_clients, batch):
-        return ParamsServer(params), ()
-
+def _fedsam(name, training, local_gradient, server_lr):
     def client_update(x, row, batch):
         def direction(y, step):
-            return local_gradient(y, step, batch.round)
+            return local_gradient.at(y, step, batch.round)
 
         local = training.steps(x, batch, direction)
         return {"delta": tree.subtract(x, local.params)}, row, local.report
@@ -155,9 +150,9 @@ def _fedsam(name, training, local_gradient, passes, server_lr):
         client_update,
         ServerSGD(server_lr),
         reduce={"delta": "mean"},
-        costs=Costs(gradients=passes),
+        costs=Costs(gradients=local_gradient.gradients),
     )
-    return Algorithm(name, start, (phase,))
+    return Algorithm(name, start_with_params, (phase,))
 
 
 @factory
@@ -181,16 +176,8 @@ def mofedsam(
         the mixing: use ``step_transform``.
     """
     training = LocalTraining(loss_fn, **common)
-    local_gradient, passes = perturbed_gradient(training.gradient, perturbation_radius)
-    return mix_direction(
-        "mofedsam",
-        training,
-        local_gradient,
-        server_lr,
-        mixing,
-        mean_from,
-        gradients=passes,
-    )
+    local_gradient = perturbed_gradient(training, perturbation_radius)
+    return mix_direction("mofedsam", training, local_gradient, server_lr, mixing, mean_from)
 
 
 @factory
@@ -209,12 +196,5 @@ def fedgamma(
       gradient_transform: optax transformation of each descended gradient.
     """
     training = LocalTraining(loss_fn, **common)
-    local_gradient, passes = perturbed_gradient(training.gradient, perturbation_radius)
-    return correct_drift(
-        "fedgamma",
-        training,
-        local_gradient,
-        server_lr,
-        mean_from=mean_from,
-        gradients=passes,
-    )
+    local_gradient = perturbed_gradient(training, perturbation_radius)
+    return correct_drift("fedgamma", training, local_gradient, server_lr, mean_from)

@@ -68,7 +68,8 @@ def clipped_gradient(
     each = jax.vmap(clipped)(examples, keys, mask)
     grads, loss, metrics = jax.tree.map(lambda leaf: leaf.sum(0), each)
     if noise is not None:
-        grads = _noised(grads, jax.random.fold_in(key, _NOISE), noise * clip)
+        drawn = tree.normal_like(jax.random.fold_in(key, _NOISE), grads)
+        grads = tree.add_scaled(grads, noise * clip, drawn)
     count = mask.sum(dtype=loss.dtype)
     share = 1 / jnp.maximum(count, 1)
     means = {name: value * share for name, value in metrics.items()}
@@ -76,12 +77,3 @@ def clipped_gradient(
     per_example = {name: value for name, value in means.items() if not is_scalar[name]}
     mean = jax.tree.map(lambda g, w: g.astype(w.dtype), tree.scale(grads, share), params)
     return mean, loss * share, count, per_step, per_example
-
-
-def _noised(grads: PyTree, key: Key, deviation: Scalar) -> PyTree:
-    leaves, structure = jax.tree.flatten(grads)
-    noised = [
-        leaf + jnp.asarray(deviation, leaf.dtype) * jax.random.normal(own, leaf.shape, leaf.dtype)
-        for leaf, own in zip(leaves, jax.random.split(key, len(leaves)), strict=True)
-    ]
-    return jax.tree.unflatten(structure, noised)

@@ -260,7 +260,7 @@ _HELD: contextvars.ContextVar[ModelLayout | None] = contextvars.ContextVar("layo
 
 
 @contextlib.contextmanager
-def hold_layout(layout: ModelLayout | None) -> Iterator[None]:
+def hold_layout(layout: ModelLayout) -> Iterator[None]:
     """Set the layout that ``held_layout`` returns inside the context."""
     token = _HELD.set(layout)
     try:

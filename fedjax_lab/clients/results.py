@@ -1,6 +1,5 @@
 """Checks of the results of a method's two halves, when a round is traced."""
 
-import chex
 import jax
 import jax.numpy as jnp
 
@@ -13,11 +12,7 @@ def check_kept(function: str, what: str, new: PyTree, old: PyTree) -> None:
     Raises:
       ValueError: they differ; the error names the leaves.
     """
-    chex.assert_trees_all_equal_shapes_and_dtypes(
-        *(jax.eval_shape(lambda tree=tree: tree) for tree in (new, old)),
-        custom_message=f"{function} must return a {what} (tree 0) like the one it got (tree 1)",
-        exception_type=ValueError,
-    )
+    _check_alike(what, new, old, f"since {function} must return a {what} like the one it got")
 
 
 def check_message(message: dict, expected: dict, reduce: dict[str, str]) -> None:
@@ -34,13 +29,8 @@ def check_message(message: dict, expected: dict, reduce: dict[str, str]) -> None
     if message.keys() != reduce.keys():
         raise ValueError(f"message has fields {sorted(message)}, not {sorted(reduce)}.")
     for name in reduce:
-        sent, said = (jax.tree.map(_shape, tree[name]) for tree in (message, expected))
-        if jax.tree.flatten(sent) != jax.tree.flatten(said):
-            where, sent, said = _first_difference(f"message[{name!r}]", sent, said)
-            raise ValueError(
-                f"{where} is {sent}; it must be {said}, as the phase's ``message`` specifies "
-                "(default: as the params)."
-            )
+        why = "as the phase's ``message`` specifies (default: as the params)"
+        _check_alike(f"message[{name!r}]", message[name], expected[name], why)
         _check_reduce(name, message[name], reduce[name])
 
 
@@ -54,6 +44,14 @@ def _check_reduce(name: str, sent: PyTree, how: str) -> None:
                 f"message[{name!r}] has {leaf.dtype}, and its reduce is {how!r}, which takes "
                 f"{allowed}: convert it in client_update, or use 'stack'."
             )
+
+
+def _check_alike(name: str, tree: PyTree, expected: PyTree, why: str) -> None:
+    """Check that a tree has the structure, shapes and dtypes of another one."""
+    found, wanted = (jax.tree.map(_shape, each) for each in (tree, expected))
+    if jax.tree.flatten(found) != jax.tree.flatten(wanted):
+        where, found, wanted = _first_difference(name, found, wanted)
+        raise ValueError(f"{where} is {found}; it must be {wanted}, {why}.")
 
 
 def _first_difference(name: str, tree: PyTree, other: PyTree) -> tuple[str, PyTree, PyTree]:

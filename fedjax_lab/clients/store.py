@@ -16,6 +16,7 @@ from jax.sharding import Mesh, PartitionSpec
 from fedjax_lab.clients.exchange import send_rows
 from fedjax_lab.clients.model_axis import MODEL, held_layout
 from fedjax_lab.machine.compiler import mesh_of
+from fedjax_lab.tree import along
 from fedjax_lab.types import Params, PyTree
 
 AXIS = "clients"  # mesh axis of the devices that divide a cohort
@@ -137,7 +138,7 @@ def sharded_rows(mesh: Mesh) -> Rows:
 
             def send(rows):
                 bits = _bits(rows)
-                bits = jnp.where(here.reshape(-1, *(1,) * (bits.ndim - 1)), bits, 0)
+                bits = jnp.where(along(here, bits), bits, 0)
                 bits = jax.lax.psum_scatter(bits, AXIS, scatter_dimension=0, tiled=True)
                 return _from_bits(bits, rows.dtype)
 

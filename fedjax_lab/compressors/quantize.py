@@ -45,29 +45,6 @@ class Codes:
     d: int = dataclasses.field(metadata=STATIC)
 
 
-@dataclasses.dataclass(frozen=True)
-class Codebook:
-    """The codes of a coordinate: -levels, -levels + step, ..., levels.
-
-    Attributes:
-      levels: the largest code.
-      step: between two codes.
-    """
-
-    levels: int
-    step: int = 1
-
-    @property
-    def width(self) -> int:
-        """Return the bits of a packed code."""
-        return wire.width_of(2 * self.levels // self.step + 1)
-
-    @property
-    def dtype(self) -> Any:
-        """Return the smallest dtype that holds the codes, int8 or int16."""
-        return jnp.int8 if self.levels < 128 else jnp.int16
-
-
 @suggest_keywords
 def sign() -> Compressor:
     """Send the sign of each coordinate, and mean |v| as the size of all.
@@ -81,7 +58,7 @@ def sign() -> Compressor:
         largest, relative = relative_to_largest(v)
         return jnp.where(v >= 0, 1, -1), largest * jnp.abs(relative).mean()
 
-    return _coded("sign", {}, Codebook(1, step=2), encode, lambda d: 1 - 1 / d)
+    return _coded("sign", {}, 1, encode, lambda d: 1 - 1 / d, step=2)
 
 
 @suggest_keywords
@@ -112,7 +89,7 @@ def qsgd(levels: int = 15, *, scaled: bool = False) -> Compressor:
         return min(d / (4 * levels**2), math.sqrt(d) / levels)
 
     options = {"levels": levels, "scaled": scaled}
-    return _coded("qsgd", options, Codebook(levels), encode, variance, unbiased=True, scaled=scaled)
+    return _coded("qsgd", options, levels, encode, variance, unbiased=True, scaled=scaled)
 
 
 @suggest_keywords
@@ -134,7 +111,7 @@ def terngrad(*, scaled: bool = False) -> Compressor:
         return (math.sqrt(d) - 1) / 2
 
     options = {"scaled": scaled}
-    return _coded("terngrad", options, Codebook(1), encode, variance, unbiased=True, scaled=scaled)
+    return _coded("terngrad", options, 1, encode, variance, unbiased=True, scaled=scaled)
 
 
 @suggest_keywords
@@ -148,7 +125,7 @@ def int8() -> Compressor:
         largest, relative = relative_to_largest(v)
         return jnp.round(relative * 127), largest
 
-    return _coded("int8", {}, Codebook(127), encode, lambda d: (d - 1) / (254**2 + d - 1))
+    return _coded("int8", {}, 127, encode, lambda d: (d - 1) / (254**2 + d - 1))
 
 
 def _round_at_random(key, exact: jax.Array, levels: int) -> jax.Array:
@@ -161,20 +138,24 @@ def _round_at_random(key, exact: jax.Array, levels: int) -> jax.Array:
 def _coded(
     name: str,
     options: dict,
-    codebook: Codebook,
+    levels: int,
     encode: Callable,
     bound: Callable[[int], float],
     *,
+    step: int = 1,
     unbiased: bool = False,
     scaled: bool = False,
 ) -> Compressor:
     """Build a compressor that sends a code for each coordinate, and a scale.
 
+    Codes are -levels, -levels + step, ..., levels.
+
     ``encode``: (key, v) -> (codes, scale). With ``scaled``, ``bound`` is w and the scale is
     divided by 1 + w. Packed: the scale, then the codes.
     """
-    levels, step = codebook.levels, codebook.step
-    width, code_dtype = codebook.width, codebook.dtype
+    largest = 2 * levels // step  # symbol; the smallest is 0
+    width = wire.width_of(largest + 1)
+    code_dtype: Any = jnp.int8 if levels < 128 else jnp.int16
 
     def shrink(d):
         return 1 / (1 + bound(d)) if scaled else 1.0
@@ -199,10 +180,9 @@ def _coded(
         scale = reader.floats(1, wide_dtype(dtype))[0]
         symbols = reader.bits(d, width)
         reader.end()
-        if symbols.max() > 2 * levels // step:
+        if symbols.max() > largest:
             raise ValueError(
-                f"the packed message has the code {symbols.max()}; the largest is "
-                f"{2 * levels // step}."
+                f"the packed message has the code {symbols.max()}; the largest is {largest}."
             )
         codes = symbols.astype(np.int32) * step - levels
         return Codes(codes.astype(code_dtype), scale, jnp.dtype(dtype), d)

@@ -114,8 +114,7 @@ def check_count_fn(count_fn: Any, with_frozen: bool) -> None:
             f"count_fn is {count_fn!r}; it must be a function, such as "
             "models.accuracy_counts(model.apply)."
         )
-    named = ("mask",) if takes_mask(count_fn) else ()
-    if found := other_arguments(count_fn, 3 if with_frozen else 2, *named):
+    if found := other_arguments(count_fn, 3 if with_frozen else 2, "mask"):
         wanted = "(params, examples, frozen)" if with_frozen else "(params, examples)"
         weights = "with" if with_frozen else "without"
         raise TypeError(

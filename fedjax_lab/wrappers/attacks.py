@@ -24,7 +24,7 @@ from fedjax_lab.round import Algorithm, Phase
 from fedjax_lab.signatures import suggest_keywords
 from fedjax_lab.types import ClientBatch, Cohort, Key, PyTree, Scalar
 from fedjax_lab.wrappers.base import State, Wrapper, recorded, sends, tag, with_field
-from fedjax_lab.wrappers.client_messages import along, reduce_messages, select, stack_all
+from fedjax_lab.wrappers.client_messages import reduce_messages, select, stack_all
 
 # Attack -> its default strength; None: computed, or the attack has none.
 ATTACKS = {
@@ -168,7 +168,10 @@ def with_attack(
     def change(phase, place):
         if not callable(attack) and attack not in _SEES_ALL:
             return _alter(phase, attack, strength, num_classes)
-        lie = _by_function(attack) if callable(attack) else _known_lie(attack, strength)
+        if callable(attack):
+            lie = _by_function(attack)
+        else:
+            lie = functools.partial(_lie, attack, strength)
         return _replace(phase, lie, place.index) if sends(phase) else phase
 
     return wrapper.wrap(
@@ -196,7 +199,8 @@ def _alter(phase: Phase, attack: str, strength: Any, num_classes: int | None) ->
         if attack == "sign_flip":
             lie = tree.scale(message, -jnp.asarray(strength))
         elif attack == "gaussian":
-            lie = tree.scale(_normal(jax.random.fold_in(batch.key, _NOISE), message), strength)
+            drawn = tree.normal_like(jax.random.fold_in(batch.key, _NOISE), message)
+            lie = tree.scale(drawn, strength)
         else:
             lie = message
         return tree.where(row.attacks, lie, message), row, report
@@ -218,16 +222,15 @@ def _replace(phase: Phase, lie: _Lie, index: int) -> Phase:
     def server_update(server, messages, cohort):
         messages = dict(messages)
         attacks = messages.pop(_FLAG)
-        messages = {name: messages[name] for name in phase.reduce}
         honest = cohort.participates & ~attacks
         key = jax.random.fold_in(jax.random.fold_in(cohort.key, _NOISE), index)
         made_up = lie(messages, honest, cohort, key)
         messages = jax.tree.map(
-            lambda leaf, lies: jnp.where(along(attacks, leaf), lies, leaf), messages, made_up
+            lambda leaf, lies: jnp.where(tree.along(attacks, leaf), lies, leaf), messages, made_up
         )
         return phase.server_update(server, reduce_messages(phase.reduce, messages, cohort), cohort)
 
-    flagged = with_field(stack_all(phase), _FLAG, bool, "stack")
+    flagged = with_field(stack_all(phase), _FLAG, lambda message: jnp.zeros((), bool), "stack")
     return flagged._replace(client_update=client_update, server_update=server_update)
 
 
@@ -256,11 +259,9 @@ def _by_function(attack: AttackFn) -> _Lie:
     return lie
 
 
-def _known_lie(attack: str, strength: Any) -> _Lie:
-    return lambda messages, honest, cohort, key: _lie(attack, strength, messages, honest, cohort)
-
-
-def _lie(attack: str, strength: Any, messages: dict, honest: jax.Array, cohort: Cohort) -> dict:
+def _lie(
+    attack: str, strength: Any, messages: dict, honest: jax.Array, cohort: Cohort, key: Key
+) -> dict:
     """Compute the attackers' message from the honest ones; zeros if there are none."""
     count = honest.sum(dtype=cohort.weights.dtype)
     shares = jnp.where(honest, tree.safe_divide(1.0, count), 0)
@@ -280,16 +281,6 @@ def _alie_z(n: jax.Array, honest: jax.Array) -> jax.Array:
     share = tree.safe_divide(honest - needed, honest)
     share = jnp.where(needed > 0, share, honest / (honest + 1))
     return jnp.maximum(ndtri(jnp.clip(share, 0.5, 1 - 1e-6)), 0)
-
-
-def _normal(key: Key, like: PyTree) -> PyTree:
-    leaves, structure = jax.tree.flatten(like)
-    keys = jax.random.split(key, max(len(leaves), 1))
-    drawn = [
-        jax.random.normal(key, leaf.shape, leaf.dtype)
-        for key, leaf in zip(keys, leaves, strict=False)
-    ]
-    return jax.tree.unflatten(structure, drawn)
 
 
 def _flip_labels(batch: ClientBatch, attacks: jax.Array, num_classes: Any) -> ClientBatch:

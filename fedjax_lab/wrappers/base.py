@@ -28,6 +28,7 @@ import numpy as np
 from fedjax_lab.checks import is_traced
 from fedjax_lab.clients.metrics import OWN_METRICS
 from fedjax_lab.machine.keys import seeded
+from fedjax_lab.machine.trace_once import used_inputs
 from fedjax_lab.round import Algorithm, Phase
 from fedjax_lab.types import Cohort, FedState, Params, PyTree, Scalar
 from fedjax_lab.wrappers.nesting import check_order, name_of
@@ -262,8 +263,7 @@ class Wrapper:
                 cohort = Cohort(slot, one > 0, one, number, number + 1, 1, num_steps, key, True)
                 return phase.server_update(server, message, cohort)
 
-            traced = jax.make_jaxpr(update)(slot, server, message).jaxpr
-            if any(traced.invars[0] is used for eqn in traced.eqns for used in eqn.invars):
+            if used_inputs(jax.make_jaxpr(update)(slot, server, message))[0]:
                 raise ValueError(
                     f"algorithm is {self.algorithm.name}, whose server uses the number of local "
                     f"steps of each client, which {name_of(self.wrapper)} does not hide."
@@ -280,20 +280,22 @@ def _joined(inner: Mapping[str, Any], outer: Mapping[str, Any]) -> dict[str, Any
     return {**renamed, **outer}
 
 
-def with_field(phase: Phase, name: str, dtype: type, how: str, nbytes: int = 0) -> Phase:
-    """Add a scalar field to the message of a phase.
+def with_field(
+    phase: Phase, name: str, like: Callable[[dict[str, Any]], PyTree], how: str, nbytes: int = 0
+) -> Phase:
+    """Add a field to the message of a phase, which costs no bytes but the given ones.
 
     Args:
       phase: a phase of a method.
       name: name of the field.
-      dtype: dtype of the scalar, float or bool.
+      like: message of the phase -> the field, of which only the shapes are used.
       how: "mean", "sum" or "stack", as in ``phase.reduce``.
       nbytes: size of the field in bytes, as sent.
     """
 
     def message(params):
         own = jax.tree.map(jnp.zeros_like, phase.message_like(params))
-        return {**own, name: jnp.zeros((), dtype)}
+        return {**own, name: like(own)}
 
     costs = phase.costs
     costs = costs._replace(derived=(*costs.derived, name), extra=costs.extra + nbytes)

@@ -34,7 +34,7 @@ from fedjax_lab.round import Algorithm, Phase
 from fedjax_lab.signatures import suggest_keywords
 from fedjax_lab.types import Cohort, PyTree
 from fedjax_lab.wrappers.base import State, Wrapper
-from fedjax_lab.wrappers.client_messages import along, reduce_messages, stack_all
+from fedjax_lab.wrappers.client_messages import reduce_messages, stack_all
 
 # Server steps since each client started, float [K] -> weights of the messages [K].
 Staleness = Callable[[jax.Array], jax.Array]
@@ -299,7 +299,7 @@ def _take(old: dict[str, PyTree], new: dict[str, PyTree], places: jax.Array) -> 
         rows = new.at[places - count].get(mode="clip")
         if not count:
             return rows
-        return jnp.where(along(places >= count, rows), rows, old.at[places].get(mode="clip"))
+        return jnp.where(tree.along(places >= count, rows), rows, old.at[places].get(mode="clip"))
 
     return jax.tree.map(take, old, new)
 

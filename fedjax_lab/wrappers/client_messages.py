@@ -39,19 +39,6 @@ def select(counts: jax.Array, messages: PyTree) -> PyTree:
     return jax.vmap(tree.zero_unless)(counts, messages)
 
 
-def along(values: jax.Array, leaf: jax.Array) -> jax.Array:
-    """Reshape one number per client so that it broadcasts over a leaf.
-
-    Args:
-      values: [S].
-      leaf: [S, ...].
-
-    Returns:
-      [S, 1, ...], with as many axes as the leaf.
-    """
-    return values.reshape(-1, *(1,) * (leaf.ndim - 1))
-
-
 def reduce_messages(reduce: dict[str, str], messages: dict, cohort: Cohort) -> dict:
     """Aggregate stacked messages as a phase's server half expects.
 
@@ -60,7 +47,6 @@ def reduce_messages(reduce: dict[str, str], messages: dict, cohort: Cohort) -> d
       messages: stacked messages, field -> pytree [S, ...].
       cohort: cohort of the round.
     """
-    messages = select(cohort.participates, messages)
     coefficients = {
         "mean": cohort.weights,
         "sum": cohort.participates.astype(cohort.weights.dtype),
@@ -68,7 +54,7 @@ def reduce_messages(reduce: dict[str, str], messages: dict, cohort: Cohort) -> d
 
     def total(name: str, field: PyTree) -> PyTree:
         if reduce[name] == "stack":
-            return field
+            return select(cohort.participates, field)
         factors = coefficients[reduce[name]]
         return tree.weighted_sum(select(factors > 0, field), factors)
 

@@ -325,23 +325,23 @@ def _replace_vectors(received: PyTree, vectors: list[Params]) -> PyTree:
 
 def _through(compressor: Compressor, key: Key, vector: PyTree, scope: str) -> PyTree:
     """Compress and decompress a tree."""
-    if not jax.tree.leaves(vector):
+    leaves, structure = jax.tree.flatten(vector)
+    if scope == "per_leaf":
+        arrived = [
+            compressor.apply(jax.random.fold_in(key, i), leaf.reshape(-1)).reshape(leaf.shape)
+            if leaf.size
+            else leaf
+            for i, leaf in enumerate(leaves)
+        ]
+    elif not any(leaf.size for leaf in leaves):
         return vector
-    if scope == "global" and compressor.direct_parts is not None:
-        leaves, structure = jax.tree.flatten(vector)
+    elif compressor.direct_parts is not None:
         dtype = jnp.result_type(*leaves)
         arrived = compressor.direct_parts(key, [leaf.astype(dtype) for leaf in leaves])
         arrived = [sent.astype(leaf.dtype) for sent, leaf in zip(arrived, leaves, strict=True)]
-        return jax.tree.unflatten(structure, arrived)
-    if scope == "global":
+    else:
         flat, unravel = ravel_pytree(vector)
-        return unravel(compressor.apply(key, flat)) if flat.size else vector
-    leaves, structure = jax.tree.flatten(vector)
-    keys = (jax.random.fold_in(key, i) for i in range(len(leaves)))
-    arrived = [
-        compressor.apply(key, leaf.reshape(-1)).reshape(leaf.shape) if leaf.size else leaf
-        for key, leaf in zip(keys, leaves, strict=True)
-    ]
+        return unravel(compressor.apply(key, flat))
     return jax.tree.unflatten(structure, arrived)
 
 

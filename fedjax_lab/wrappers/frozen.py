@@ -20,7 +20,7 @@ from fedjax_lab.clients.metrics import (
     with_constants,
 )
 from fedjax_lab.round import Algorithm, Phase
-from fedjax_lab.signatures import other_arguments, parameter_of, suggest_keywords
+from fedjax_lab.signatures import other_arguments, suggest_keywords
 from fedjax_lab.types import ClientBatch, CohortBatch, Key, LossFn, Params, Personal, PyTree
 
 # (params, examples [B, ...], key, frozen) -> as ``LossFn``; it may have an argument ``mask``
@@ -61,15 +61,14 @@ def with_frozen(
         ``build`` takes a model or returns no ``Algorithm``, or a leaf of ``frozen`` is no array.
       ValueError: ``frozen`` has no leaves, or the method has frozen weights already.
     """
-    for name, function in (("build", build), ("loss_fn", loss_fn)):
+    for name, function, what in (
+        ("build", build, "(loss_fn) -> Algorithm"),
+        ("loss_fn", loss_fn, "(params, examples, key, frozen)"),
+    ):
         if not callable(function) or isinstance(function, Algorithm):
             kind = type(function).__name__
-            what = (
-                "(loss_fn) -> Algorithm" if name == "build" else "(params, examples, key, frozen)"
-            )
             raise TypeError(f"{name} is of the type {kind}; it must be a function {what}.")
-    named = (name for name in ("mask", "constants") if parameter_of(loss_fn, name))
-    if found := other_arguments(loss_fn, 4, *named):
+    if found := other_arguments(loss_fn, 4, "mask", "constants"):
         raise TypeError(
             f"loss_fn takes ({found}); with frozen weights it must take (params, examples, key, "
             "frozen), and may name further arguments mask and constants."

@@ -173,10 +173,9 @@ def with_dp(
     def around(params, num_clients, server, rows):
         wrapper.refuse_step_counts(params, server)
         clip = jnp.full(len(sending), clip_norm, jnp.result_type(float))
-        likes = [(phase, phase.message_like(params)) for phase in sending]
         noise = tuple(
-            no_noise_yet({name: like[name] for name in phase.reduce}, _bands(phase, noise_bands))
-            for phase, like in likes
+            no_noise_yet(phase.message_like(params), _bands(phase, noise_bands))
+            for phase in sending
         )
         return DPServer(server, clip, noise, nothing_released(noise_multiplier)), rows
 
@@ -278,16 +277,12 @@ def _private(phase: Phase, place: Place, name: str, multiplier, quantile, bands)
             count = sums.pop(_WITHIN) - came * centre
             z, new_clip = _adapted(clip, z, quantile, count, n, centre, count_key)
             new_clips = server.clip.at[index].set(new_clip)
-        sums = {name: sums[name] for name in phase.reduce}
         drawn, kept = correlate(_draw(key, sums), server.noise[index], bands)
         noise = (*server.noise[:index], kept, *server.noise[index + 1 :])
-        sums = jax.tree.map(functools.partial(_add_noise, z * clip), sums, drawn)
-        received = {
-            name: tree.scale(field, tree.safe_divide(1.0, n))
-            if phase.reduce[name] == "mean"
-            else field
-            for name, field in sums.items()
-        }
+        received = jax.tree.map(functools.partial(_add_noise, z * clip), sums, drawn)
+        for field, how in phase.reduce.items():
+            if how == "mean":
+                received[field] = tree.scale(received[field], tree.safe_divide(1.0, n))
         new, metrics = phase.server_update(server, received, cohort)
         if is_last:
             metrics = {**metrics, "clip_norm": clip}
@@ -315,7 +310,7 @@ def _private(phase: Phase, place: Place, name: str, multiplier, quantile, bands)
     )
     if quantile is None:
         return wrapped
-    return with_field(wrapped, _WITHIN, float, "sum", _NUMBER_BYTES)
+    return with_field(wrapped, _WITHIN, lambda message: jnp.zeros(()), "sum", _NUMBER_BYTES)
 
 
 def _adapted(clip, z, quantile, count, n, centre, key) -> tuple[jax.Array, jax.Array]:

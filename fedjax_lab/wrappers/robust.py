@@ -100,7 +100,6 @@ def _robust(name: str, phase: Phase, rule: Rule | RuleFn, scope: str) -> Phase:
     """Wrap a phase so that its messages are aggregated with a rule."""
 
     def server_update(server, messages, cohort):
-        messages = {field: messages[field] for field in phase.reduce}
         counts = who_counts(messages, cohort)
         messages = select(counts, messages)
         if isinstance(rule, Rule):

@@ -285,8 +285,7 @@ def clip_factors(group: PyTree, limit: Any) -> jax.Array:
     largest = jnp.max(jnp.stack([size.astype(dtype) for size in sizes]), axis=0)
 
     def squares(leaf):
-        scale = largest.reshape(-1, *[1] * (leaf.ndim - 1))
-        ratio = tree.safe_divide(leaf.astype(dtype), scale)
+        ratio = tree.safe_divide(leaf.astype(dtype), tree.along(largest, leaf))
         return jnp.square(ratio).reshape(leaf.shape[0], -1).sum(1)
 
     root = jnp.sqrt(sum(map(squares, leaves)))

@@ -16,7 +16,8 @@ k of Bell et al.           ``neighbours``, in a Harary graph over the clients in
 =========================  ==========================================
 """
 
-from typing import Any
+import functools
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -26,7 +27,7 @@ from fedjax_lab import tree
 from fedjax_lab.checks import check_int, check_number
 from fedjax_lab.round import Algorithm, Phase
 from fedjax_lab.signatures import suggest_keywords
-from fedjax_lab.types import Cohort, Key, PyTree
+from fedjax_lab.types import Cohort, Key, PyTree, Scalar
 from fedjax_lab.wrappers.base import Place, State, Wrapper, tag
 from fedjax_lab.wrappers.client_messages import select, stack_all
 
@@ -252,43 +253,51 @@ def mask(
     return jax.lax.scan(one_pair, start, (places, steps))[0]
 
 
+class _Code(NamedTuple):
+    """How the numbers of a field are encoded."""
+
+    factors: jax.Array  # float [S], of the clients' numbers
+    largest: int  # the integer for ``clip``
+    unit: Scalar  # factor of the decoded sum
+
+
 def _secure(
     name: str, phase: Phase, place: Place, bits: int, clip: float, neighbours: int | None
 ) -> Phase:
     """Wrap a phase so that its server half gets the decoded sum of masked messages."""
 
     def server_update(server, messages, cohort):
-        messages = {field: messages[field] for field in phase.reduce}
         largest = _check_bits(name, bits, cohort)
         messages = select(cohort.participates, messages)
         weights = cohort.weights
-        # (factors of the clients' numbers, integer for clip, factor of the decoded sum)
-        codes = {"sum": (cohort.participates.astype(weights.dtype), largest, None)}
+        codes = {"sum": _Code(cohort.participates.astype(weights.dtype), largest, 1.0)}
         if cohort.equal_weights:
             heaviest = weights.max()
-            codes["mean"] = tree.safe_divide(weights, heaviest), largest, heaviest
+            codes["mean"] = _Code(tree.safe_divide(weights, heaviest), largest, heaviest)
         else:
             whole = weights.sum()
             shared = shared_levels(bits, weights.shape[0])
-            codes["mean"] = tree.safe_divide(weights, whole), shared, whole
+            codes["mean"] = _Code(tree.safe_divide(weights, whole), shared, whole)
         code = {field: codes[phase.reduce[field]] for field in messages}
+
+        def encoded_leaf(code, values):
+            return encode(values, code.factors, clip, code.largest)
+
+        def decoded_leaf(code, total, like):
+            value = decode(total, bits, clip, code.largest, _holding(like.dtype))
+            return tree.scale(value, code.unit).astype(like.dtype)
+
         encoded = {
-            field: jax.tree.map(lambda x, c=code[field]: encode(x, c[0], clip, c[1]), value)
+            field: jax.tree.map(functools.partial(encoded_leaf, code[field]), value)
             for field, value in messages.items()
         }
         total = _masked_total(tree.flatten(encoded, 1), place.number, cohort, neighbours)
         shapes = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape[1:], jnp.uint32), encoded)
         sums = tree.unflatten(total, shapes)
-        received = {}
-        for field, (_, integer, factor) in code.items():
-
-            def received_leaf(total, like, integer=integer, factor=factor):
-                if factor is None:
-                    return decode(total, bits, clip, integer, like.dtype)
-                value = decode(total, bits, clip, integer, _holding(like.dtype))
-                return tree.scale(value, factor).astype(like.dtype)
-
-            received[field] = jax.tree.map(received_leaf, sums[field], messages[field])
+        received = {
+            field: jax.tree.map(functools.partial(decoded_leaf, code[field]), sums[field], value)
+            for field, value in messages.items()
+        }
         inner, metrics = phase.server_update(server, received, cohort)
         if place.is_last:
             metrics = {**metrics, **_losses(messages, encoded, clip, cohort)}

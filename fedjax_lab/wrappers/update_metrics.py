@@ -29,7 +29,7 @@ from fedjax_lab.clients.store import one_row_per_client
 from fedjax_lab.round import Algorithm, Phase
 from fedjax_lab.signatures import suggest_keywords
 from fedjax_lab.types import Cohort, Metrics, PyTree
-from fedjax_lab.wrappers.base import Place, State, Wrapper, sends
+from fedjax_lab.wrappers.base import Place, State, Wrapper, sends, with_field
 from fedjax_lab.wrappers.client_messages import select
 
 # Fields that this wrapper adds to a message; the server needs them only for metrics.
@@ -119,9 +119,7 @@ def _measured_phase(algorithm: Algorithm) -> Phase:
 def _measured(phase: Phase, field: str, cosines: bool, to_last: bool, per_client: bool) -> Phase:
     """Wrap a phase so that the server measures the updates."""
     is_stacked = phase.reduce[field] == "stack"
-    added = {_NUMBERS: "stack"}
-    if cosines and not is_stacked:
-        added[_UPDATES] = "stack"
+    adds_updates = cosines and not is_stacked
 
     def client_update(received, row, batch):
         message, row, report = phase.client_update(received, row, batch)
@@ -140,7 +138,7 @@ def _measured(phase: Phase, field: str, cosines: bool, to_last: bool, per_client
         numbers = _Numbers(squared, tree.safe_divide(drift, weight), cosine, has_last)
         dtype = jnp.result_type(float)
         more = {_NUMBERS: jax.tree.map(lambda value: value.astype(dtype), numbers)}
-        if _UPDATES in added:
+        if adds_updates:
             more[_UPDATES] = update
         return {**message, **more}, row, report
 
@@ -158,21 +156,10 @@ def _measured(phase: Phase, field: str, cosines: bool, to_last: bool, per_client
             found = {name: value for name, value in found.items() if PER_CLIENT not in name}
         return server, {**metrics, **found}
 
-    def message(params):
-        own = tree.zeros_like(phase.message_like(params))
-        numbers = _Numbers(*[jnp.zeros((), jnp.result_type(float))] * 4)
-        more = {_NUMBERS: numbers, _UPDATES: own[field]}
-        return {**own, **{name: more[name] for name in added}}
-
-    costs = phase.costs._replace(derived=(*phase.costs.derived, *added))
-    reduce = {**phase.reduce, **added}
-    return phase._replace(
-        client_update=client_update,
-        server_update=server_update,
-        message=message,
-        reduce=reduce,
-        costs=costs,
-    )
+    measured = with_field(phase, _NUMBERS, lambda message: _Numbers(*[jnp.zeros(())] * 4), "stack")
+    if adds_updates:
+        measured = with_field(measured, _UPDATES, lambda message: message[field], "stack")
+    return measured._replace(client_update=client_update, server_update=server_update)
 
 
 def _mean_update(
