@@ -119,7 +119,8 @@ class Algorithm:
       name: name of the factory.
       start: (params, N, batch or None) -> (server state, client rows [N, ...] or ()).
       phases: the phases of a round, in order.
-      params: state -> the global model; by default the server state's ``params``.
+      params: state -> the global model; by default the server state's ``params``. A state of
+        another method is a ValueError.
       hyperparameters: arguments of the factory, as plain values for a run's config.
       loss_fn: the loss that clients minimize, or one with the same labels. With frozen weights it
         is called as (params, examples, key, frozen). None: unknown.
@@ -140,6 +141,19 @@ class Algorithm:
     frozen: PyTree = dataclasses.field(default=(), repr=False, compare=False)
     wrappers: tuple[str, ...] = ()
     personal: types.Personal | None = None
+
+    def __post_init__(self):
+        find = getattr(self.params, "unchecked", self.params)  # ``replace`` calls this again
+
+        @functools.wraps(find)
+        def params(state: FedState) -> Params:
+            try:
+                return find(state)
+            except (AttributeError, TypeError) as error:
+                raise ValueError(f"state is not one of {self.name}: {error}.") from error
+
+        params.unchecked = find  # type: ignore[attr-defined]
+        object.__setattr__(self, "params", params)
 
     def init(self, params: Params, num_clients: int, batch: CohortBatch | None = None) -> FedState:
         """Create the state before round 0.

@@ -178,6 +178,16 @@ def test_halves_that_do_not_fit(halves, said):
         one_round(fedavg_with(**halves))
 
 
+def test_a_state_of_another_method_has_no_params():
+    params = initial_params()
+    state = algorithms.fedper(loss_fn, client_lr=0.2, personal="W").init(params, N)
+    for algorithm in (PLAIN, with_compression(PLAIN, "sign")):
+        for other in (state, params):
+            with pytest.raises(ValueError, match=r"state is not one of fedavg.*: .* no attribute"):
+                algorithm.params(other)
+    np.testing.assert_array_equal(flat(PLAIN.params(PLAIN.init(params, N))), flat(params))
+
+
 def test_bytes_of_what_is_sent():
     params = initial_params()
     plain = fedavg_with()
