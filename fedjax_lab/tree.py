@@ -1,4 +1,8 @@
-"""Arithmetic on pytrees that keeps each leaf's dtype, whatever the dtype of the scalar."""
+"""Arithmetic on pytrees that keeps each leaf's dtype, whatever the dtype of the scalar.
+
+A scalar is not rounded to the dtype of a narrow leaf. In bfloat16 a momentum of 0.99 would be
+0.988, and the sum of all steps 15 % too small.
+"""
 
 import dataclasses
 import math
@@ -29,9 +33,12 @@ def add_scaled(tree: PyTree, scalar: Scalar, other: PyTree) -> PyTree:
       scalar: a number or a traced scalar.
       other: pytree like ``tree``.
     """
-    return jax.tree.map(
-        lambda a, b: (a + jnp.asarray(scalar, a.dtype) * b).astype(a.dtype), tree, other
-    )
+
+    def add(a, b):
+        wide = widen(a)
+        return (wide + jnp.asarray(scalar, wide.dtype) * b).astype(a.dtype)
+
+    return jax.tree.map(add, tree, other)
 
 
 def descend(params: PyTree, rate: Scalar, direction: PyTree) -> PyTree:
@@ -42,9 +49,12 @@ def descend(params: PyTree, rate: Scalar, direction: PyTree) -> PyTree:
       rate: a number or a traced scalar.
       direction: pytree like ``params``.
     """
-    return jax.tree.map(
-        lambda p, u: (p - jnp.asarray(rate, p.dtype) * u).astype(p.dtype), params, direction
-    )
+
+    def step(p, u):
+        wide = widen(p)
+        return (wide - jnp.asarray(rate, wide.dtype) * u).astype(p.dtype)
+
+    return jax.tree.map(step, params, direction)
 
 
 def scale(tree: PyTree, scalar: Scalar) -> PyTree:
@@ -54,7 +64,12 @@ def scale(tree: PyTree, scalar: Scalar) -> PyTree:
       tree: pytree of arrays.
       scalar: a number or a traced scalar.
     """
-    return jax.tree.map(lambda a: jnp.asarray(scalar, a.dtype) * a, tree)
+
+    def times(a):
+        wide = widen(a)
+        return (jnp.asarray(scalar, wide.dtype) * wide).astype(a.dtype)
+
+    return jax.tree.map(times, tree)
 
 
 def average(old: PyTree, new: PyTree, decay: Scalar) -> PyTree:
@@ -67,8 +82,9 @@ def average(old: PyTree, new: PyTree, decay: Scalar) -> PyTree:
     """
 
     def mix(a, b):
-        weight = jnp.asarray(decay, a.dtype)
-        return weight * a + (1 - weight) * b
+        wide = widen(a)
+        weight = jnp.asarray(decay, wide.dtype)
+        return (weight * wide + (1 - weight) * b).astype(a.dtype)
 
     return jax.tree.map(mix, old, new)
 
@@ -237,7 +253,12 @@ def scale_rows(stacked: PyTree, factors: jax.Array) -> PyTree:
       stacked: pytree of arrays [S, ...].
       factors: float [S].
     """
-    return jax.tree.map(lambda leaf: along(factors.astype(leaf.dtype), leaf) * leaf, stacked)
+
+    def times(leaf):
+        wide = widen(leaf)
+        return (along(factors.astype(wide.dtype), leaf) * wide).astype(leaf.dtype)
+
+    return jax.tree.map(times, stacked)
 
 
 def along(values: jax.Array, leaf: jax.Array) -> jax.Array:

@@ -185,9 +185,12 @@ def _adaptive(name, training, second_moment, server_lr, beta1, tau, initial=None
         moments = jax.tree.map(lambda leaf: jnp.full_like(leaf, v), params)
         return AdaptiveServer(params, tree.zeros_like(params), moments)
 
+    def next_moment(v, d):
+        return second_moment(*tree.widen((v, jnp.square(d)))).astype(v.dtype)
+
     def server_step(server, delta, round):
         m = tree.add_scaled(tree.scale(delta, 1 - beta1), beta1, server.momentum)
-        v = jax.tree.map(lambda v, d: second_moment(v, jnp.square(d)), server.second_moment, delta)
+        v = jax.tree.map(next_moment, server.second_moment, delta)
         direction = jax.tree.map(lambda m, v: m / (jnp.sqrt(v) + jnp.asarray(tau, v.dtype)), m, v)
         params = tree.descend(server.params, at_round(server_lr, round), direction)
         return AdaptiveServer(params, m, v)

@@ -144,7 +144,7 @@ def random_k(comp: float, *, rescale: bool = False) -> Compressor:
         return _drawn(seed, d, kept(d))
 
     def scaled(v, d):
-        return _times(d / kept(d), v) if rescale else v
+        return tree.scale(v, d / kept(d)) if rescale else v
 
     def compress(key, v):
         d = size_of(v)
@@ -220,7 +220,7 @@ def random_drop(comp: float, *, rescale: bool = False) -> Compressor:
     def compress(key, v):
         d = size_of(v)
         seed = jax.random.bits(compact(key), (), jnp.uint32)
-        scaled = _times(1 / (1 - comp), v) if rescale else v
+        scaled = tree.scale(v, 1 / (1 - comp)) if rescale else v
         return Seeded(jnp.where(is_kept(seed, d), scaled, 0), seed, d)
 
     def pack(message):
@@ -251,11 +251,6 @@ def random_drop(comp: float, *, rescale: bool = False) -> Compressor:
         snr_bound=lambda d: comp / (1 - comp) if rescale else comp,
         unbiased=rescale,
     )
-
-
-def _times(factor: float, v: jax.Array) -> jax.Array:
-    """Multiply by a factor that is not rounded to the dtype of ``v``, such as bfloat16."""
-    return (v.astype(tree.wide_dtype(v.dtype)) * factor).astype(v.dtype)
 
 
 # Without jit, each message outside of jit would compile its loop again.

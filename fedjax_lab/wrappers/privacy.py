@@ -20,7 +20,6 @@ z_Δ                        (z^-2 - (m / σ_b)^2)^(-1/2), the multiplier of the 
 The privacy accounting is in ``fedjax_lab.wrappers.ledger``.
 """
 
-import functools
 from typing import NamedTuple
 
 import jax
@@ -279,7 +278,7 @@ def _private(phase: Phase, place: Place, name: str, multiplier, quantile, bands)
             new_clips = server.clip.at[index].set(new_clip)
         drawn, kept = correlate(_draw(key, sums), server.noise[index], bands)
         noise = (*server.noise[:index], kept, *server.noise[index + 1 :])
-        received = jax.tree.map(functools.partial(_add_noise, z * clip), sums, drawn)
+        received = tree.add_scaled(sums, z * clip, drawn)
         for field, how in phase.reduce.items():
             if how == "mean":
                 received[field] = tree.scale(received[field], tree.safe_divide(1.0, n))
@@ -342,8 +341,3 @@ def _draw(key: Key, like: dict[str, PyTree]) -> dict[str, PyTree]:
         dtype = tree.wide_dtype(leaf.dtype)
         drawn.append(jax.random.normal(jax.random.fold_in(key, number), leaf.shape, dtype))
     return jax.tree.unflatten(structure, drawn)
-
-
-def _add_noise(deviation: jax.Array, total: jax.Array, drawn: jax.Array) -> jax.Array:
-    noised = total.astype(drawn.dtype) + deviation.astype(drawn.dtype) * drawn
-    return noised.astype(total.dtype)
