@@ -166,6 +166,7 @@ def fedavgm(
       momentum: in [0, 1]; 0 is FedAvg.
     """
     training = LocalTraining(loss_fn, **common)
+    check_number("momentum", momentum, minimum=0.0, maximum=1.0)
     server_sgd = ServerSGD(server_lr, momentum)
 
     def start(params, num_clients, batch):

@@ -23,7 +23,7 @@ from fedjax_lab import tree
 from fedjax_lab.algorithms.factory import Common, LocalTraining, factory
 from fedjax_lab.algorithms.hyper import at_round
 from fedjax_lab.algorithms.server import MomentumServer, ServerSGD, broadcast_params
-from fedjax_lab.checks import check_scalar_or_schedule
+from fedjax_lab.checks import check_number, check_scalar_or_schedule
 from fedjax_lab.round import Algorithm, Phase
 from fedjax_lab.types import LossFn, Scalar, ScalarOrSchedule
 
@@ -67,6 +67,7 @@ def fedproxm(
         term.
     """
     training = LocalTraining(loss_fn, **common)
+    check_number("momentum", momentum, minimum=0.0, maximum=1.0)
     return _fedprox("fedproxm", training, prox_weight, ServerSGD(server_lr, momentum))
 
 

@@ -126,6 +126,7 @@ def moonm(
       TypeError: ``model`` is no ``Model``, or ``preprocess`` no function.
       ValueError: the model lacks a part, or a hyper-parameter is out of range.
     """
+    check_number("momentum", momentum, minimum=0.0, maximum=1.0)
     server_sgd = ServerSGD(server_lr, momentum)
     return _moon("moonm", model, contrastive_weight, temperature, preprocess, server_sgd, common)
 
@@ -250,6 +251,7 @@ def fedmlbm(
       ValueError: the model lacks blocks, or a hyper-parameter is out of range.
     """
     weights = ce_weight, hybrid_ce_weight, hybrid_kl_weight
+    check_number("momentum", momentum, minimum=0.0, maximum=1.0)
     server_sgd = ServerSGD(server_lr, momentum)
     return _fedmlb("fedmlbm", model, weights, temperature, preprocess, server_sgd, common)
 

@@ -5,7 +5,7 @@ import numpy as np
 import optax
 import pytest
 
-from fedjax_lab import algorithms, build_round
+from fedjax_lab import algorithms, build_round, models
 from tests.algorithms.cases import MAIN, N
 from tests.algorithms.problem import initial_params, loss_fn, to_batch
 from tests.reference import problem as reference
@@ -186,3 +186,12 @@ def test_unknown_client_maps():
         build_round(algorithm, "vmpa")
     with pytest.raises(ValueError, match="n in chunk:n must be at least 1"):
         build_round(algorithm, "chunk:x")
+
+
+@pytest.mark.parametrize("name", ["fedavgm", "fedproxm", "moonm", "fedmlbm"])
+def test_no_momentum_is_a_number(name):
+    given = {"prox_weight": 0.1} if name == "fedproxm" else {}
+    model = models.mlp(3, hidden=(4,))
+    first = model if name in ("moonm", "fedmlbm") else lambda params, examples, key: examples
+    with pytest.raises(TypeError, match="momentum is None; it must be a number"):
+        getattr(algorithms, name)(first, client_lr=0.1, momentum=None, **given)
