@@ -34,7 +34,7 @@ TITLES = {
     "notebooks": "The notebooks' programs",
 }
 TARGETS = ("v5e", "v5e:2x2", "v5e:2x4", "v5e:16x16", "h200", "h200:4", "h200:8")
-ON_PAGE = ("v5e", "v5e:2x2", "h200", "h200:8")  # whose methods have a table
+ON_PAGE = {"One device": ("v5e", "h200"), "Several devices": ("v5e:2x2", "h200:8")}  # of methods
 MAPS = ("vmap", "scan", "chunk:5", "shard_map", "pmap")
 _CLIENT = {"client_lr": 0.1}
 _BOTH = {**_CLIENT, "server_lr": 1.0}
@@ -449,42 +449,64 @@ def compiled_of(found) -> str:
 
 
 def table(found) -> str:
-    """A line for each program: its memory, and the collectives of several devices."""
-    lines = ["| program | target | map | arguments MiB | temporaries MiB | collectives |"]
-    lines.append("|---|---|---|---:|---:|---|")
+    """A line for each program and a column for each target: memory, client map, collectives."""
+    cells: dict[str, dict[str, str]] = {}
     for row in found:
-        start = f"| {row['name']} | {row['target']} | {row.get('client_map', '')} |"
-        if "error" in row:
-            lines.append(f"{start} does not compile: {row['error'][:120]} | | |")
-        else:
-            cells = [mib(row["arguments"]), mib(row["temporaries"]), collectives_of(row)]
-            lines.append(f"{start} {' | '.join(cells)} |")
+        cells.setdefault(row["name"], {})[row["target"]] = memory_of(row)
+    targets = [t for t in TARGETS if any(t in by_target for by_target in cells.values())]
+    heads = [f"{target}: arguments + temporaries, MiB" for target in targets]
+    lines = [f"| {' | '.join(['program', *heads])} |", "|---|" + "---|" * len(targets)]
+    for name, by_target in cells.items():
+        lines.append(f"| {' | '.join([name, *(by_target.get(t, '-') for t in targets)])} |")
     return "\n".join(lines) + "\n"
 
 
+def memory_of(row) -> str:
+    """What a program needs on one device, with its client map and collectives if it has them."""
+    if "error" in row:
+        return f"does not compile: {row['error'][:120]}"
+    client_map = f" ({row['client_map']})" if row.get("client_map") else ""
+    exchanged = f"; {collectives_of(row)}" if row["collectives"] else ""
+    return f"{mib(row['arguments'])} + {mib(row['temporaries'])}{client_map}{exchanged}"
+
+
 def methods_table(found) -> str:
-    """Tables of a line for each method: temporaries under each map, collectives of one map."""
+    """Two tables of a line for each method, of one and of several devices of a kind.
+
+    Temporaries under each map; of several devices, also the collectives of the first map.
+    """
     cells: dict[str, dict[str, dict[str, Any]]] = {}
     for row in found:
         client_map = next(m for m in MAPS if f" {m}" in row["name"])
         name = row["name"].replace(f" {client_map}", "")
-        cells.setdefault(row["target"], {}).setdefault(name, {})[client_map] = row
+        cells.setdefault(name, {}).setdefault(row["target"], {})[client_map] = row
     texts = []
-    for target in ON_PAGE:
-        of_target = cells.get(target, {})
-        maps = [m for m in MAPS if any(m in by_map for by_map in of_target.values())]
-        if not maps:
-            continue
-        several = ":" in target
-        lines = [f"### {target}\n", "| method | temporaries MiB: " + " · ".join(maps)]
-        lines[1] += f" | collectives: {maps[0]} |" if several else " |"
-        lines.append("|---|---:|---|" if several else "|---|---:|")
-        for name, by_map in of_target.items():
-            memory = " · ".join(temporaries_of(by_map.get(m)) for m in maps)
-            row = by_map.get(maps[0], {"error": ""})
-            exchanged = f" {'-' if 'error' in row else collectives_of(row)} |" if several else ""
-            lines.append(f"| {name} | {memory} |{exchanged}")
-        texts.append("\n".join(lines))
+    for title, targets in ON_PAGE.items():
+        maps = {
+            t: [m for m in MAPS if any(m in of.get(t, {}) for of in cells.values())]
+            for t in targets
+        }
+        maps = {target: used for target, used in maps.items() if used}
+        heads, kinds = ["method"], ["---"]
+        for target, used in maps.items():
+            several = ":" in target
+            heads += [f"{target}, MiB: {' · '.join(used)}"]
+            heads += [f"{target}, collectives: {used[0]}"] * several
+            kinds += ["---:"] + ["---"] * several
+        lines = [f"### {title}\n", f"| {' | '.join(heads)} |", f"|{'|'.join(kinds)}|"]
+        for name, of in cells.items():
+            if not any(target in of for target in maps):
+                continue
+            line = [name]
+            for target, used in maps.items():
+                by_map = of.get(target, {})
+                line += [" · ".join(temporaries_of(by_map.get(m)) for m in used)]
+                if ":" in target:
+                    row = by_map.get(used[0], {"error": ""})
+                    line += ["-" if "error" in row else collectives_of(row)]
+            lines.append(f"| {' | '.join(line)} |")
+        if maps:
+            texts.append("\n".join(lines))
     return "\n\n".join(texts) + "\n"
 
 
