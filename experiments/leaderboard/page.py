@@ -80,8 +80,8 @@ def text(stored: Mapping[str, Cells], more: Mapping[str, Cells] | None = None) -
     parts += _as_many_points(stored, more or {})
     parts += _claims(stored.get(claims.TASK, {}))
     parts += ["## What the numbers do not say", _LIMITS]
-    parts += ["## Running it", _run(stored), "## How much has been run"]
-    return "\n\n".join([*parts, _missing(stored, _names(stored)), _left_out()]) + "\n"
+    parts += ["## Running it", _run(stored), *_missing(stored, _names(stored)), _left_out()]
+    return "\n\n".join(parts) + "\n"
 
 
 _HEAD = f"""\
@@ -146,9 +146,9 @@ repeated one if its point was chosen. **Tuning scores**: those of the chosen poi
 seeds. **Rounds**: of a final run."""
 
 _LIMITS = f"""\
-- All points were tuned on one partition, those whose ranges have not changed since by version
-  0.4.0. The final runs of a task have {len(SEEDS)} others (in the convex task, other problems), so
-  that the intervals cover partitions; `natural` has one set of roles and five seeds.
+- All points were tuned on one partition, by version 0.4.0 where the ranges have not changed since.
+  The final runs of a task have {len(SEEDS)} others (in the convex task, other problems), so the
+  intervals cover partitions; `natural` has one set of roles and five seeds.
 - Tuning and final runs share a task's training images, but neither seeds nor the images that they
   score on. In the convex task, both score the distance to the optimum.
 - `natural` has 100 of 1,136 roles, a small network and 60 rounds; it scores on 500 sequences of the
@@ -163,7 +163,7 @@ _LIMITS = f"""\
   with a compressed uplink they are equal in bytes. Early rungs favor points that learn fast. A
   method far behind may have a better point that its search missed. Searches that ended below a
   simpler method that has a row, and that the method contains, were repeated from there, which
-  doubles their gradients. Other methods may be behind for want of such a point.
+  doubles their gradients. Other methods may be behind because no such point was tried.
 - Times are not shown: the cells ran beside other programs.
   `python -m experiments.benchmarks.methods --methods all` measures what a round of each method
   costs.
@@ -291,17 +291,18 @@ over those of its arguments that `SPACE` in `experiments/leaderboard/methods.py`
 the same."""
 
 
-def _missing(stored: Mapping[str, Cells], names: list[str]) -> str:
+def _missing(stored: Mapping[str, Cells], names: list[str]) -> list[str]:
+    """Return a section on the tasks of which cells have not been run; none if all have."""
     lines = []
     for name, cells in stored.items():
         task = TASKS[name]
         fitting = [m for m in names if m not in METHODS or METHODS[m].refused(task) is None]
         missing = [m for m in fitting if m not in cells]
         said = f"- {task.title} (`{name}`): {len(fitting) - len(missing)} of {len(fitting)}."
-        if missing and len(missing) < len(fitting):
+        if len(missing) < len(fitting):
             said += f" Not run: {', '.join(missing)}."
-        lines.append(said)
-    return "\n".join(lines)
+        lines += [said] if missing else []
+    return ["## How much has been run", "\n".join(lines)] if lines else []
 
 
 def _section(name: str, task: Task, rows: Mapping[str, Row]) -> str:

@@ -13,10 +13,10 @@ FIGURE = "figures/privacy.svg"
 
 _CYCLIC = """
 
-Cyclic: ten groups of 100 clients take turns, who comes when is no secret, and a client is replaced
-by another; with 10 bands, the noise of a round takes back a part of that of the nine rounds before
-it (DP-FTRL). Cyclic and Poisson columns are not of the same guarantee: replacing a client counts
-twice, and a cohort that everybody knows hides nobody."""
+Cyclic: ten groups of 100 clients take turns in a public order, and the guarantee replaces a client
+by another. With 10 bands, the noise of a round cancels a part of that of the nine rounds before it
+(DP-FTRL). Cyclic and Poisson columns have different guarantees: replacing a client changes a sum by
+twice the clip norm, and a public order hides no participation."""
 
 
 def table(kept):
@@ -77,12 +77,12 @@ def page(kept):
     """The page of the kept results."""
     seeds = len(next(iter(next(iter(kept.values())).values()))["accuracy"])
     ends = [
-        f"for {name} at {epsilon}"
+        f"{name} at {epsilon}"
         for name, runs in kept.items()
         for epsilon, run in runs.items()
         if run["server_lr"] in (METHODS[name].rates[0], METHODS[name].rates[-1])
     ]
-    ends = ", ".join(ends) or "nowhere"
+    ends = ", ".join(ends) or "none"
     return f"""# Accuracy against epsilon on Fashion-MNIST
 
 Test accuracy in percent of a linear model after {MACHINE.rounds} rounds, {seeds} seeds, mean and
@@ -96,12 +96,11 @@ compression. "No noise" is clipped, too.{_CYCLIC if "FedAvg, cyclic" in kept els
 
 ![Accuracy against epsilon]({FIGURE})
 
-With few clients the noise is large: the noise on a mean falls with the size of the cohort, at the
-same share of the clients and the same epsilon. So this says what these methods reach in a
-simulation of this scale, not what they would in a large federation. The server learning rate is
-the best of five for each cell, on images held out of training: 0.3, 1, 3, 10 and 30, for FedAdam a
-hundredth of it, for cyclic cohorts from 0.1 to 10. At an end of its grid it is {ends}.
-What choosing it would cost in privacy is not counted.
+With few clients the noise is large: at the same share of the clients and the same epsilon, the
+noise on a mean falls with the size of the cohort. So the table holds for this scale only.
+The server learning rate is the best of five for each cell, on images held out of training: 0.3, 1,
+3, 10 and 30, for FedAdam a hundredth of these, for cyclic cohorts from 0.1 to 10. Cells whose best
+rate lies at an end of its grid: {ends}. The privacy cost of this choice is not counted.
 
 {chosen(kept)}
 

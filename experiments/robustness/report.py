@@ -80,7 +80,7 @@ Test accuracy in percent of a linear model after {MACHINE.rounds} rounds of FedA
 last {LAST} evaluations of ten, over {seeds} seeds with its 95 % interval; a dash: a seed diverged.
 A share of the {MACHINE.clients} clients attacks, the same ones for all rules and seeds. A cohort
 of {MACHINE.cohort} is drawn each round, so that the number of attackers in it varies: at 30 %, two
-rounds of five have more than the 6 that `krum:6`, `multi_krum:6:8` and `trimmed_mean:0.3` bear.
+rounds of five have more than the 6 that `krum:6`, `multi_krum:6:8` and `trimmed_mean:0.3` tolerate.
 
 ![Accuracy against the share of attackers]({FIGURE})
 """

@@ -66,18 +66,18 @@ _READING = f"""\
 ## How to read the tables
 
 Accuracy is test accuracy, mean ± 95 % interval over the seeds (Student's t). Top is a run's
-highest one, as the papers' tables have it; it is read off the test set, and so a little too high
-for all methods alike. The mean of the last tenth of the rounds is over its evaluations. The worst
-10 % of clients are those on whose own training data the last model does worst.
+highest one, as the papers' tables have it; it is chosen on the test set, and so a little too high
+for all methods. The mean of the last tenth of the rounds is over its evaluations. The worst 10 % of
+clients are those on whose own training data the last model does worst.
 
 {PAIRED} With two or three seeds intervals are wide.
 
-The target is 95 % of the best method's top accuracy. What it takes to get there is given only
-where all seeds do: uplink counts all clients' messages (1 MB = 10^6 bytes), gradients are
-mini-batch gradients, seconds leave compilation out. The machine did other work as well, so that
-minutes and seconds compare a table's methods roughly at best. A dash stands for what was not
-measured, and for differences of runs whose versions drew other mini-batches. A column with a
-paper's numbers is for their order: they are of its data and model, not of those above them."""
+The target is 95 % of the best method's top accuracy. The costs up to the target are given only if
+all seeds reach it: uplink counts all clients' messages (1 MB = 10^6 bytes), gradients are
+mini-batch gradients, seconds leave compilation out. The machine did other work as well, so minutes
+and seconds compare methods only roughly. A dash stands for what was not measured, and for
+differences of runs whose versions drew other mini-batches. Compare the order of a paper's numbers,
+not their size: they are of its data and model."""
 
 
 def write_results(studies: Sequence[Any], folder: Path, judged: Sequence[Judged] = ()) -> Path:

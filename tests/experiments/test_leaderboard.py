@@ -90,6 +90,8 @@ def test_the_page_shows_cells_and_says_which_are_missing():
     assert "(`convex`): 4 of " in shown
     assert "(`few-data`): 0 of" in shown
     assert "Not run: fedprox" in shown
+    everything = dict.fromkeys(METHODS, STORED["fedavg"])
+    assert "How much has been run" not in page.text({"convex": everything})
     assert "(leaderboard/convex.csv)" in shown
     assert "(leaderboard/few-data.csv)" not in shown
     figure = heat_map(page.rows_of_tasks(stored), list(STORED))

@@ -35,7 +35,7 @@ def test_the_page(tmp_path):
     assert "| 2 | 81.00 ± 12.71 |" in shown  # t(1 degree of freedom) = 12.706
     assert "| FedAvg | 2 | 0.50 | 1 |" in shown
     assert "| no noise |" in shown
-    assert "At an end of its grid it is nowhere." in shown
+    assert "at an end of its grid: none." in shown
     report.draw(KEPT, tmp_path / "figure.svg")
     assert (tmp_path / "figure.svg").stat().st_size > 1000
 
