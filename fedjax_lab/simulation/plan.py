@@ -112,6 +112,9 @@ def plan(
       times: as in ``simulate``; the program of the round samples available clients.
       lowering: as in ``simulate``.
 
+    Returns:
+      ``RoundPlan``: ``plan``, ``figures``, ``rows()``.
+
     Raises:
       ValueError: an argument is out of range, the target or client map is unknown, or
         ``jax_disable_jit`` is set.

@@ -154,6 +154,9 @@ def simulate(
         the form that is fast on this machine; see ``fedjax_lab.models.lowering``. "lax": as
         ``jax.lax`` has them. An evaluation has an argument ``lowering`` of its own.
 
+    Returns:
+      ``SimulationResult``: ``params``, ``state``, ``history``, ``stopped``.
+
     Raises:
       FloatingPointError: with ``jax_debug_nans`` or ``jax_debug_infs``, a round has such a value;
         rounds then run one by one, and the message names the round.

@@ -120,8 +120,8 @@ def sweep(
       seeds: every point is run once with each seed.
       evaluate: params -> dict of scalars, in operations that JAX can trace.
       eval_every: rounds between evaluations, which are also the compiled chunks.
-      run_map: how runs are mapped, see above; or "shard_map:n" for n devices, and
-        "shard_map/vmap" for how a device maps its share.
+      run_map: how runs are mapped, see ``fedjax_lab.simulation.sweep``; or "shard_map:n" for n
+        devices, and "shard_map/vmap" for how a device maps its share.
       client_map: how the clients of a run are mapped: "scan", "vmap", "chunk:n"; "auto" is
         ``scan`` on CPU and ``vmap`` elsewhere.
       max_bytes: memory of one device that the program may use; None: most of the device.
@@ -135,6 +135,9 @@ def sweep(
       progress: show progress on stderr.
       on_nonfinite: as in ``simulate``. With "stop", a run with a client that is not finite counts
         as diverged from that evaluation on.
+
+    Returns:
+      ``SweepResult``: ``history``, ``params``, ``table()``, ``best()``.
 
     Raises:
       TypeError: ``clients`` is a stream, a value in ``points`` is no float, ``evaluate`` cannot be

@@ -122,6 +122,10 @@ def with_attack(
     then neither compress nor clip their messages. With secure aggregation, their numbers are
     limited like all others. First estimates (FAFED, STEM) are attacked in the first round.
 
+    Source: Blanchard et al., NeurIPS 2017 (``sign_flip``, ``gaussian``); Fung et al., RAID 2020
+    (``label_flip``); Baruch et al., NeurIPS 2019 (``alie``); Xie et al., UAI 2019
+    (``inner_product``).
+
     Args:
       algorithm: any method, with all its other wrappers.
       attack: one of the names above, or a function.

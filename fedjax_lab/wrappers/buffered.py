@@ -121,6 +121,8 @@ def with_buffered_aggregation(
     ``round_seconds``, the time that the server waited. Metrics of a step are 0 in a round without
     one; a row of the history averages them over the rounds with a step.
 
+    Source: Nguyen et al., AISTATS 2022, Algorithm 1.
+
     Args:
       algorithm: a method with one phase and stateless clients, whose server needs means and sums.
       buffer_size: number of messages for a server step, K; equal to the run's ``cohort_size``.

@@ -117,6 +117,8 @@ def with_compression(
     ||Δ_i||², ||e_i||² (0 without error feedback) and ||u_i||², over all fields and phases of the
     round.
 
+    Source: Yang et al. (CFedAvg), MobiHoc 2021, Algorithm 1, for every field of every message.
+
     Args:
       algorithm: any method.
       compressor: compressor of the clients' messages, or text such as "top_k:0.99".

@@ -137,6 +137,9 @@ def with_dp(
     for Poisson cohorts also ``server_updates``, which is 1, because noise moves the model even in a
     round without participants.
 
+    Source: McMahan et al., ICLR 2018; adaptive clipping: Andrew et al., NeurIPS 2021; correlated
+    noise: ``fedjax_lab.wrappers.correlated``.
+
     Args:
       algorithm: any method that sends messages and whose server uses neither single ones (GradMA,
         GradMA-S, FedExP) nor the clients' numbers of steps (FedNova).

@@ -67,6 +67,8 @@ def with_ranks(
     in a direction that has a compressor, or with secure aggregation: they are as long for every
     rank.
 
+    Source: Cho et al. (HetLoRA), EMNLP 2024, section 3.
+
     Args:
       algorithm: a method of one exchange that sends its change as ``delta``, such as FedAvg,
         FedProx, FedAdam and SCAFFOLD.

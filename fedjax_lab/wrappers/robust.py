@@ -65,6 +65,8 @@ def with_robust_aggregation(
     Memory: all messages of a cohort are in memory, S times one message, while the plain method adds
     them up one by one. Median and trimmed mean work on 2 million numbers at a time.
 
+    Source: ``fedjax_lab.wrappers.rules`` names the paper of each rule.
+
     Args:
       algorithm: a method whose server needs only means and sums; with ``norm_clip``, any method.
       rule: text, or a function of the stacked messages (field -> pytree [S, ...], zeros for clients

@@ -74,6 +74,8 @@ def with_secure_aggregation(
     clipped, and ``vanished``, the share of nonzero numbers that became 0 because ``bits`` is small.
     A NaN (``on_nonfinite="keep"``) is sent as 0 and counts as clipped.
 
+    Source: Bonawitz et al., CCS 2017, Protocol 1; ``neighbours``: Bell et al., CCS 2020.
+
     Args:
       algorithm: any method that sends messages and whose server uses neither single ones (GradMA,
         GradMA-S, FedExP) nor the clients' numbers of steps (FedNova).
