@@ -7,8 +7,7 @@ import functools
 
 import jax
 
-from fedjax_lab import algorithms, data, models, simulate, with_frozen
-from fedjax_lab.simulation.evaluate import build_evaluation
+from fedjax_lab import algorithms, build_evaluation, data, models, simulate, with_frozen
 
 
 def main():

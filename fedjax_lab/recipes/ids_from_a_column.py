@@ -11,8 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_lab import algorithms, data, models, simulate
-from fedjax_lab.simulation.evaluate import build_evaluation
+from fedjax_lab import algorithms, build_evaluation, data, models, simulate
 
 
 def make_table(rows=400, seed=0):

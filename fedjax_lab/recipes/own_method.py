@@ -11,7 +11,7 @@ from typing import Unpack
 import jax
 import jax.numpy as jnp
 
-from fedjax_lab import algorithms, data, models, simulate
+from fedjax_lab import algorithms, build_evaluation, data, models, simulate
 from fedjax_lab.method import (
     Algorithm,
     Common,
@@ -22,7 +22,6 @@ from fedjax_lab.method import (
     factory,
     tree,
 )
-from fedjax_lab.simulation.evaluate import build_evaluation
 
 
 @factory

@@ -14,9 +14,8 @@ from pathlib import Path
 
 import jax
 
-from fedjax_lab import algorithms, data, models, simulate
+from fedjax_lab import algorithms, build_evaluation, data, models, simulate
 from fedjax_lab.data import shakespeare
-from fedjax_lab.simulation.evaluate import build_evaluation
 
 PLAY = """THE WELL
 

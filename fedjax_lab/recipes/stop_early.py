@@ -6,8 +6,7 @@ python -m fedjax_lab.recipes.stop_early
 import jax
 import jax.numpy as jnp
 
-from fedjax_lab import algorithms, data, models, simulate
-from fedjax_lab.simulation.evaluate import build_evaluation
+from fedjax_lab import algorithms, build_evaluation, data, models, simulate
 
 
 def main() -> None:

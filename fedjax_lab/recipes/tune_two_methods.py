@@ -11,9 +11,8 @@ import functools
 import jax
 
 import fedjax_lab
-from fedjax_lab import algorithms, data, models
+from fedjax_lab import algorithms, build_evaluation, data, models
 from fedjax_lab.estimates import estimate, format_estimate
-from fedjax_lab.simulation.evaluate import build_evaluation
 
 SCHEDULE = {"rounds": 36, "cohort_size": 5, "local_steps": 5, "batch_size": 16}
 

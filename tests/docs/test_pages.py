@@ -311,6 +311,7 @@ def test_a_model_for_each_client(capsys):
     accuracy = float(capsys.readouterr().out)
     scores = np.asarray(page["score_clients"](page["result"].state))
     assert accuracy == pytest.approx(np.nanmean(scores))
+    assert page["scaffold"].uplink(page["params"]) == 2 * 4 * 64 * 32 + 2 * 4 * 32
     assert jax.tree.structure(page["first"]) == jax.tree.structure(page["params"])
 
 
@@ -422,7 +423,6 @@ def test_how_do_i():
     foretold = np.asarray(page["line"].apply(page["fitted"].params, x))[:, 0]
     error = page["fitted"].history[-1]["mean_squared_error"]
     assert error == pytest.approx(np.square(foretold - targets).mean(), rel=1e-4)
-    assert page["unseen"].num_clients == 4
     logits = page["model"].apply(page["by_f1"].params, page["prepare"](page["test"], None).x)
     real, chosen = page["test"].y, np.asarray(logits).argmax(-1)
     f1 = [
@@ -444,8 +444,6 @@ def test_how_do_i():
     np.testing.assert_array_equal(page["confusion"].sum(1), histogram[3])
     (line,) = page["figure"].axes[0].get_lines()
     assert list(line.get_xdata()) == [2, 4]  # the last round of each run
-    assert page["row"]["gradient_norm"] > 0
-    assert jax.tree.structure(page["first"]) == jax.tree.structure(page["params"])
     # 650 parameters of 4 bytes: c and x on the server, c_i of each client.
     assert page["tree"].nbytes(page["rows"]) == 10_000 * 650 * 4
 
