@@ -1,9 +1,9 @@
 """Several runs by one command: all combinations of the settings with several values, and seeds."""
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from fedjax_lab.command.config import RunConfig
 from fedjax_lab.command.config_file import convert, kinds_of, read_settings
@@ -111,6 +111,58 @@ def check_lists(lists: Lists) -> None:
             raise ValueError(f"{name} is {list(values)}; it has a value twice.")
 
 
+class Assignment(NamedTuple):
+    """A text NAME=VALUE of all methods, or METHOD.NAME=VALUE of one.
+
+    Attributes:
+      method: name of the method; "" for all.
+      text: NAME=VALUE, as it was given.
+    """
+
+    method: str
+    text: str
+
+    @property
+    def name(self) -> str:
+        """NAME."""
+        return self.text.partition("=")[0].strip()
+
+    @property
+    def value(self) -> str:
+        """VALUE."""
+        return self.text.partition("=")[2]
+
+    def is_of(self, method: str) -> bool:
+        """Return True if it says something of a method.
+
+        Args:
+          method: its name.
+        """
+        return self.method in ("", method)
+
+
+def read_assignments(
+    argument: str, texts: Iterable[str], methods: Sequence[str]
+) -> list[Assignment]:
+    """Read texts NAME=VALUE and METHOD.NAME=VALUE.
+
+    Args:
+      argument: the argument's name, for the error.
+      texts: such as "momentum=0.5" or "scaffold.server_lr=1".
+      methods: the names of all methods.
+
+    Raises:
+      ValueError: a method is none of these.
+    """
+    found = []
+    for text in texts:
+        method, dot, _ = text.partition("=")[0].strip().rpartition(".")
+        if dot and method not in methods:
+            raise ValueError(f"{argument} is {text!r}; {method!r} is none of {', '.join(methods)}.")
+        found.append(Assignment(method, text.strip().removeprefix(f"{method}{dot}")))
+    return found
+
+
 def check_options(texts: Sequence[str], methods: Sequence[str]) -> None:
     """Check that all methods have the options that are given to all of them.
 
@@ -121,15 +173,9 @@ def check_options(texts: Sequence[str], methods: Sequence[str]) -> None:
     Raises:
       ValueError: a method lacks an option, or is none of these.
     """
-    for text in texts:
-        name = text.partition("=")[0].strip()
-        if not any(name.startswith(f"{method}.") for method in methods) and "." in name:
-            raise ValueError(
-                f"option is {text!r}; {name.rpartition('.')[0]!r} is none of {', '.join(methods)}."
-            )
-    given = parse_options(text for text in texts if "." not in text.partition("=")[0])
-    optimizer = given.get("server_optimizer")
-    takes = {method: algorithm_options(method, optimizer) for method in methods}
+    of_all = (one.text for one in read_assignments("option", texts, methods) if not one.method)
+    given = parse_options(of_all)
+    takes = {method: algorithm_options(method, given.get("server_optimizer")) for method in methods}
     for name, value in given.items():
         lacking = [method for method in methods if name not in takes[method]]
         if lacking and len(lacking) < len(methods):
@@ -147,11 +193,9 @@ def options_of(texts: Sequence[str], method: str, methods: Sequence[str]) -> tup
       texts: NAME=VALUE of all methods, METHOD.NAME=VALUE of one.
       method: its name.
       methods: all names.
+
+    Raises:
+      ValueError: a text is of another method than these.
     """
-    own = [text.strip() for text in texts]
-    others = tuple(f"{name}." for name in methods if name != method)
-    return tuple(
-        text.removeprefix(f"{method}.")
-        for text in own
-        if text.startswith(f"{method}.") or not text.startswith(others)
-    )
+    said = read_assignments("option", texts, methods)
+    return tuple(one.text for one in said if one.is_of(method))

@@ -22,6 +22,7 @@ from fedjax_lab.command.combinations import (
     check_lists,
     check_options,
     options_of,
+    read_assignments,
     read_runs,
 )
 from fedjax_lab.command.config import RunConfig
@@ -228,6 +229,17 @@ class ReportCommand(_Quiet):
     columns: str | None = None
     """What its columns stand for: a setting, such as partition, num_clients, cohort_size,
     local_steps, batch_size, model or dataset; or method, with a setting as rows."""
+
+    metric: str | None = None
+    """Compare the runs by this number of metrics.jsonl, such as f1. None: accuracy,
+    mean_squared_error or perplexity."""
+
+    mode: Literal["max", "min"] = "max"
+    """With --metric: whether more is better (max) or less (min)."""
+
+    compare: tuple[str, ...] = ()
+    """Settings to compare like methods, such as deadline: runs that differ in them share a
+    section."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -479,20 +491,18 @@ def _check_varied(name: str, command: Any, file: RunConfig) -> None:
     else:
         flag, texts, methods = "--space", command.space, command.methods or methods
         check_options(command.settings.method.option, methods)
-    given = []  # (settings and options of a method, those of the file, varied)
+    said = read_assignments(flag[2:], texts, methods)
+    varied = {method: {one.name for one in said if one.is_of(method)} for method in methods}
+    varied_by_all = set.intersection(*varied.values())
     for method in methods:
         now, before = (
             {**config.settings(), **{f"option {n}": v for n, v in parse_options(own).items()}}
             for config in (command.settings, file)
             for own in [options_of(config.method.option, method, methods)]
         )
-        own_texts = (text.removeprefix(f"{method}.") for text in texts)
-        given.append((now, before, {text.partition("=")[0].strip() for text in own_texts}))
-    varied_by_all = set.intersection(*(varied for *_, varied in given))
-    for now, before, varied in given:
         for setting, value in now.items():
             option = setting.removeprefix("option ")
-            is_varied = option in (varied_by_all if setting == option else varied)
+            is_varied = option in (varied_by_all if setting == option else varied[method])
             if is_varied and value != before.get(setting):
                 raise ValueError(
                     f"{setting} is {value!r}, and {flag} varies it: `fedjax-lab {name}` uses the "

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 
 from fedjax_lab.checks import check_choice
-from fedjax_lab.command.combinations import options_of
+from fedjax_lab.command.combinations import Assignment, options_of, read_assignments
 from fedjax_lab.command.commands import PROG, TuneCommand
 from fedjax_lab.command.config import RunConfig
 from fedjax_lab.command.factories import check_known
@@ -81,41 +81,37 @@ def space_of(
       ValueError: a text has another form, or the method takes no such hyperparameter.
     """
     allowed = may_vary(RunConfig.of(algorithm=method, option=tuple(options)))
-    found = _of_method("space", texts, method, methods, allowed)
+    found = _of_method("space", texts, method, list(methods), allowed)
     if not found:
         raise ValueError(
             f"space says nothing for {method}; give such as --space client_lr=log:0.001:1."
         )
-    return {name: _read(text, values) for name, (text, values) in found.items()}
+    return {one.name: _values(one) for one in found}
 
 
 def _of_method(
     argument: str,
     texts: Iterable[str],
     method: str,
-    methods: Iterable[str],
+    methods: Sequence[str],
     allowed: Sequence[str],
-) -> dict[str, tuple[str, str]]:
-    """Return what NAME=... and METHOD.NAME=... say of one method: name -> (text, values)."""
-    found: dict[str, tuple[str, str]] = {}
+) -> list[Assignment]:
+    """Return what NAME=... and METHOD.NAME=... say of one method, one for each name."""
+    found: dict[str, Assignment] = {}
     given: set[tuple[str, str]] = set()
-    for text in texts:
-        name, _, values = text.partition("=")
-        of, dot, own = name.strip().partition(".")
-        if dot and of not in methods:
-            raise ValueError(f"{argument} is {text!r}; {of!r} is none of {', '.join(methods)}.")
-        if dot and of != method:
+    for one in read_assignments(argument, texts, methods):
+        is_of_others = not one.method and one.name not in allowed and len(methods) > 1
+        if is_of_others or not one.is_of(method):
             continue
-        name = own if dot else of
-        if not dot and name not in allowed and len(list(methods)) > 1:
-            continue  # what only some methods take
-        check_choice(f"the name in {argument}", name, allowed)
-        if (dot, name) in given:
-            raise ValueError(f"{argument} is {text!r}; {method} has a value for {name} already.")
-        if dot or (".", name) not in given:  # METHOD.NAME says more
-            found[name] = text, values
-        given.add((dot, name))
-    return found
+        check_choice(f"the name in {argument}", one.name, allowed)
+        if (one.method, one.name) in given:
+            raise ValueError(
+                f"{argument} is {one.text!r}; {method} has a value for {one.name} already."
+            )
+        given.add((one.method, one.name))
+        if one.method or (method, one.name) not in given:  # METHOD.NAME says more
+            found[one.name] = one
+    return list(found.values())
 
 
 def _start_points(
@@ -124,25 +120,27 @@ def _start_points(
     """Return the start point of each method of which ``texts`` say something."""
     found = {}
     for method, space in spaces.items():
-        own = _of_method("start_point", texts, method, spaces, list(space))
+        own = _of_method("start_point", texts, method, list(spaces), list(space))
         if own:
-            found[method] = [{name: _number(*said) for name, said in own.items()}]
+            found[method] = [{one.name: _number(one) for one in own}]
     return found
 
 
-def _number(text: str, value: str) -> float:
+def _number(said: Assignment) -> float:
     try:
-        return float(value)
+        return float(said.value)
     except ValueError:
-        raise ValueError(f"start_point is {text!r}; it must be of the form name=value.") from None
+        raise ValueError(
+            f"start_point is {said.text!r}; it must be of the form name=value."
+        ) from None
 
 
-def _read(text: str, values: str) -> Any:
-    given, form = f"space is {text!r}", "name=log:low:high or name=value,value"
-    if not values.startswith(_LOG):
-        return parse_numbers(given, values, form)
+def _values(said: Assignment) -> Any:
+    given, form = f"space is {said.text!r}", "name=log:low:high or name=value,value"
+    if not said.value.startswith(_LOG):
+        return parse_numbers(given, said.value, form)
     try:
-        low, high = map(float, values.removeprefix(_LOG).split(":"))
+        low, high = map(float, said.value.removeprefix(_LOG).split(":"))
     except ValueError:
         raise ValueError(f"{given}; it must be of the form {form}.") from None
     return low, high

@@ -196,3 +196,12 @@ def test_nothing_is_given_twice(arguments, message, capsys):
     space = [] if "--space" in arguments else ["--space", "client_lr=0.1,0.2"]
     assert cli.main(["tune", "--dataset", "digits", *arguments, *space]) != 0
     assert re.search(message, capsys.readouterr().err)
+
+
+def test_a_space_of_one_method_of_your_own(monkeypatch):
+    """Its name has a dot, as METHOD.NAME=VALUE has one."""
+    monkeypatch.setattr(tuning, "may_vary", lambda settings: ["client_lr"])
+    methods = ("fedavg", "my.module:method")
+    texts = ["client_lr=0.1,0.2", "my.module:method.client_lr=0.5"]
+    assert tuning.space_of(texts, "fedavg", methods) == {"client_lr": [0.1, 0.2]}
+    assert tuning.space_of(texts, "my.module:method", methods) == {"client_lr": [0.5]}
