@@ -7,6 +7,7 @@ from typing import Any
 from fedjax_lab.command.commands import ReportCommand
 from fedjax_lab.command.screen import file_to_write, print_rows
 from fedjax_lab.machine.atomic_files import write_text
+from fedjax_lab.markdown import Cells
 
 _DECIDING = re.compile("method|seeds|behind|((own models|global model), )?mean of round")  # columns
 
@@ -21,6 +22,7 @@ def report_command(command: ReportCommand) -> int:
     from fedjax_lab.report.formats import format_report
 
     axes: Any = {"rows": command.rows, "columns": command.columns}
+    chosen: Any = {"metric": command.metric, "mode": command.mode, "compare": command.compare}
     if command.format is not None:
         if command.figures != "png":
             raise ValueError(f"figures is {command.figures!r}; with --format none are written.")
@@ -30,17 +32,22 @@ def report_command(command: ReportCommand) -> int:
                 "text, and nothing else: omit --quiet, or give --out."
             )
         out = file_to_write("out", command.out)
-        text = format_report(command.runs, command.format, target=command.target, **axes)
+        text = format_report(command.runs, command.format, target=command.target, **axes, **chosen)
         if out is None:
             print(text, end="")
         else:
             write_text(out, text)
         return 0
     path = write_report(
-        command.runs, command.out, target=command.target, figures=command.figures, **axes
+        command.runs,
+        command.out,
+        target=command.target,
+        figures=command.figures,
+        **axes,
+        **chosen,
     )
     if not command.quiet:
-        print_tables(command.runs, command.target, **axes)
+        print_tables(command.runs, command.target, **axes, **chosen)
         print(path)
     return 0
 
@@ -50,8 +57,13 @@ def print_tables(
     target: float | None = None,
     rows: str | None = None,
     columns: str | None = None,
+    **chosen: Any,
 ) -> None:
     """Print what a report decides: of each section, or with axes a table of methods and settings.
+
+    Args:
+      runs, target, rows, columns: as of ``write_report``.
+      **chosen: what compares the runs, as of ``load_runs``.
 
     Raises:
       ValueError, FileNotFoundError: as ``write_report``.
@@ -59,25 +71,29 @@ def print_tables(
     from fedjax_lab.report import load_runs
     from fedjax_lab.report.pivot import check_axes, notes, pivots_of, score_rows
     from fedjax_lab.report.sections import sections_of
+    from fedjax_lab.report.statistics import UNKNOWN
     from fedjax_lab.report.tables import accuracy_table
 
-    loaded, axes = load_runs(runs), check_axes(rows, columns)
-    tables = []
+    loaded, axes = load_runs(runs, **chosen), check_axes(rows, columns)
     if axes is not None:
         pivots = pivots_of(loaded, axes, target)
         for pivot in pivots:
-            tables.append((pivot.title, score_rows(pivot, lambda text: f"{text} *")))
-    else:
-        for section in (sections := sections_of(loaded)):
-            table = accuracy_table(section.groups)
-            # The report has the other columns, which a terminal is too narrow for.
-            shown = [i for i, name in enumerate(table[0]) if _DECIDING.match(name)]
-            title = section.title if len(sections) > 1 else ""
-            tables.append((title, [[row[i] for i in shown] for row in table]))
-    for title, table in tables:
-        if title:
-            print(f"{title}:\n")
-        print_rows(table)
-        print()
-    if axes is not None:
+            _print_table(pivot.title, score_rows(pivot, lambda text: f"{text} *"))
         print("*: best of its setting; ≈: within noise", *notes(pivots), sep="\n")
+        return
+    sections = sections_of(loaded)
+    for section in sections:
+        if section.score == UNKNOWN:
+            continue
+        table = accuracy_table(section.groups)
+        # The report has the other columns, which a terminal is too narrow for.
+        shown = [i for i, name in enumerate(table[0]) if _DECIDING.match(name)]
+        title = section.title if len(sections) > 1 else ""
+        _print_table(title, [[row[i] for i in shown] for row in table])
+
+
+def _print_table(title: str, table: Cells) -> None:
+    if title:
+        print(f"{title}:\n")
+    print_rows(table)
+    print()

@@ -10,8 +10,8 @@ from fedjax_lab.estimates import Estimate, estimate
 from fedjax_lab.report.distribution import client_scores
 from fedjax_lab.report.pivot import Pivot
 from fedjax_lab.report.runs import Group, show
-from fedjax_lab.report.sections import Section, direction, runs_of, tail_of
-from fedjax_lab.report.statistics import ACCURACY, ERROR, last
+from fedjax_lab.report.sections import Section, runs_of, tail_of
+from fedjax_lab.report.statistics import last
 from fedjax_lab.report.tables import measures, over_seeds
 
 _ABOUT = ("method", "settings", "dataset", "rounds")  # columns of ``_about``
@@ -56,8 +56,7 @@ def clients_csv(sections: Iterable[Section]) -> str:
     """
     lines = []
     for section in sections:
-        is_error = direction(runs_of(section.groups))[0] < 0
-        metric, scale = (ERROR, 1) if is_error else (f"{ACCURACY} (%)", 100)
+        score = section.score
         for group in section.groups:
             for run in group.runs:
                 about = [*_about(section, group), str(run.path), str(run.seed)]
@@ -66,8 +65,8 @@ def clients_csv(sections: Iterable[Section]) -> str:
                         *about,
                         client.client,
                         _cell(client.examples),
-                        metric,
-                        _cell(scale * client.score),
+                        f"{score.of_global_model}{score.unit}",
+                        _cell(score.scale * client.score),
                     ]
                     for client in client_scores(run)
                 ]
@@ -128,8 +127,7 @@ def pivots_csv(pivots: Sequence[Pivot]) -> str:
         for (row, column), cell in pivot.cells.items():
             mark = " ".join(filter(None, [cell.mark, "unsolved" if cell.unsolved else ""]))
             about = [pivot.title, row, column, mark]
-            unit = "" if pivot.metric.endswith(ERROR) else " (%)"
-            lines.append((about, f"{pivot.metric}{unit}", cell.score))
+            lines.append((about, f"{pivot.score.name}{pivot.score.unit}", cell.score))
             if not math.isnan(cell.target):
                 lines.append((about, f"rounds to {100 * cell.target:.10g} %", cell.rounds))
     return estimates_csv(["table", *pivots[0].axes, "mark"], lines)

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedjax_lab.report.runs import Group, Run
-from fedjax_lab.report.sections import accuracy_of, runs_of
+from fedjax_lab.report.sections import runs_of, score_of
 from fedjax_lab.report.statistics import ACCURACY as TEST
 from fedjax_lab.report.statistics import ERROR, OWN
 from fedjax_lab.report.style import (
@@ -80,7 +80,7 @@ def has(groups: Sequence[Group], measure: Measure) -> bool:
 
 def compared_accuracy(groups: Sequence[Group]) -> Measure:
     """Return the accuracy that compares the groups: of one global model, or of the own models."""
-    return ACCURACY if accuracy_of(runs_of(groups)) == TEST else OWN_MODELS
+    return OWN_MODELS if score_of(runs_of(groups)).is_own else ACCURACY
 
 
 def accuracy_figure(groups: Sequence[Group], styles: Styles | None = None) -> Any:

@@ -8,8 +8,8 @@ import numpy as np
 
 from fedjax_lab.report.curves import shows_single_runs
 from fedjax_lab.report.runs import Group, Run
-from fedjax_lab.report.sections import direction, runs_of
-from fedjax_lab.report.statistics import ACCURACY, ERROR, OWN, last, mean, number
+from fedjax_lab.report.sections import runs_of, score_of
+from fedjax_lab.report.statistics import OWN, Score, last, mean, number
 from fedjax_lab.report.style import frame, legend, new_figure, styles_of
 
 _TENTH = 10
@@ -39,10 +39,10 @@ def client_scores(run: Run) -> list[ClientScore]:
     Args:
       run: from ``load_runs``.
     """
-    score = ERROR if direction([run])[0] < 0 else ACCURACY
-    scores = run.rows[-1].get(f"{OWN}{score}_each")
+    name = score_of([run]).of_global_model
+    scores = run.rows[-1].get(f"{OWN}{name}_each")
     if not isinstance(scores, list):
-        scores = run.summary.get(f"client_test_{score}") or []
+        scores = run.summary.get(f"client_test_{name}") or []
     sizes = run.summary.get("client_test_examples") or ()
     if len(sizes) != len(scores):  # unknown: a client without a score has no test examples then
         sizes = [0 if value is None else None for value in scores]
@@ -66,35 +66,34 @@ def spread_measures(runs: Iterable[Run]) -> dict[str, Callable[[Run], float]]:
       runs: of a section.
     """
     runs = list(runs)
-    is_error = direction(runs)[0] < 0
-    unit, squared, scale = ("", "", 1.0) if is_error else (" (%)", " (points²)", 100.0)
-    in_row = f"{OWN}{ERROR if is_error else ACCURACY}_worst"
+    score = score_of(runs)
+    in_row, squared = f"{OWN}{score.of_global_model}_worst", " (points²)" * score.is_accuracy
 
     def ordered(run: Run) -> np.ndarray:
-        return _in_order([client.score for client in client_scores(run)], is_error)
+        return _in_order([client.score for client in client_scores(run)], score)
 
     def tenth(scores: np.ndarray) -> float:
         return mean(scores[: -(-len(scores) // _TENTH)].tolist())
 
     def worst(run: Run) -> float:
-        return tenth(ordered(run)) if client_scores(run) else scale * last(run.values(in_row))
+        return tenth(ordered(run)) if client_scores(run) else score.scale * last(run.values(in_row))
 
     def variance(run: Run) -> float:
         return float(ordered(run).var()) if client_scores(run) else math.nan
 
     found: dict[str, Callable[[Run], float]] = {}
     if any(client_scores(run) or in_row in run.rows[-1] for run in runs):
-        found[f"worst tenth{unit}"] = worst
+        found[f"worst tenth{score.unit}"] = worst
     if any(map(client_scores, runs)):
-        found[f"best tenth{unit}"] = lambda run: tenth(ordered(run)[::-1])
+        found[f"best tenth{score.unit}"] = lambda run: tenth(ordered(run)[::-1])
         found[f"variance over clients{squared}"] = variance
     return found
 
 
-def _in_order(scores: Sequence[float], is_error: bool) -> np.ndarray:
+def _in_order(scores: Sequence[float], of: Score) -> np.ndarray:
     """Return scores in order, the worst first; accuracies in percent. NaN is the worst error."""
-    found = np.sort(scores)
-    return found[::-1] if is_error else 100 * found
+    found = of.scale * np.sort(scores)
+    return found[::-1] if of.sign < 0 else found
 
 
 def clients_figure(groups: Sequence[Group]) -> Any:
@@ -108,7 +107,7 @@ def clients_figure(groups: Sequence[Group]) -> Any:
     Raises:
       ImportError: matplotlib is missing.
     """
-    is_error = direction(runs_of(groups))[0] < 0
+    score = score_of(runs_of(groups))
     groups = [group for group in groups if any(map(client_scores, group.runs))]
     styles = styles_of(group.label for group in groups)
     figure = new_figure(5.6, 3.5)
@@ -118,18 +117,19 @@ def clients_figure(groups: Sequence[Group]) -> Any:
         of_runs = [[client.score for client in clients] for clients in scored]
         if len(of_runs) > 1 and shows_single_runs(groups):
             for scores in of_runs:
-                _draw(axes, scores, is_error, linewidth=0.7, alpha=0.4, **styles[group.label])
+                _draw(axes, scores, score, linewidth=0.7, alpha=0.4, **styles[group.label])
         pooled = [score for scores in of_runs for score in scores]
-        _draw(axes, pooled, is_error, linewidth=1.8, **styles[group.label])
-    score = "mean squared error of a client" if is_error else "test accuracy of a client (%)"
-    frame(axes, "share of the clients, the worst first (%)", score)
+        _draw(axes, pooled, score, linewidth=1.8, **styles[group.label])
+    test = "test " * score.is_accuracy
+    shown = f"{test}{score.words} of a client{score.unit}"
+    frame(axes, "share of the clients, the worst first (%)", shown)
     axes.set_xlim(0, 100)
     legend(figure, [group.label for group in groups], styles)
     return figure
 
 
-def _draw(axes: Any, scores: Sequence[float], is_error: bool, **style: Any) -> None:
+def _draw(axes: Any, scores: Sequence[float], of: Score, **style: Any) -> None:
     """Draw a step of equal width for each client."""
-    values = _in_order(scores, is_error)
+    values = _in_order(scores, of)
     shares = np.linspace(0, 100, len(values) + 1)
     axes.step(shares, [*values, *values[-1:]], where="post", **style)

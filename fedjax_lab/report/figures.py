@@ -6,7 +6,6 @@ from typing import Any
 
 from fedjax_lab.markdown import code
 from fedjax_lab.report.curves import (
-    ACCURACY,
     DRIFT,
     ERROR_MEMORY,
     ERRORS,
@@ -20,6 +19,7 @@ from fedjax_lab.report.curves import (
     accuracy_figure,
     compared_accuracy,
     has,
+    metric,
     metric_figure,
     panels_note,
     spread_note,
@@ -29,11 +29,14 @@ from fedjax_lab.report.partition_figure import partition_figure
 from fedjax_lab.report.print_size import at_print_size, save_vectors
 from fedjax_lab.report.ranking import ranking_figure
 from fedjax_lab.report.runs import Group, Run
-from fedjax_lab.report.sections import runs_of
-from fedjax_lab.report.style import save
+from fedjax_lab.report.sections import runs_of, score_of
+from fedjax_lab.report.statistics import ACCURACY, ERROR, PERPLEXITY
+from fedjax_lab.report.style import literal, save
 from fedjax_lab.report.surfaces import surface_figure
 
 MOST_CURVES = 14  # more cannot be told apart
+# What runs may be scored by without a figure of it.
+_FIGURED = ("", ACCURACY, ERROR, PERPLEXITY, "loss", "test_loss")
 
 
 def write_figures(
@@ -65,14 +68,17 @@ def write_figures(
         if shown:
             add(metric_figure(shown), name, f"{caption}{panels_note(shown)}")
 
-    accuracy = compared_accuracy(groups)
-    if has(groups, accuracy):
-        what = "test accuracy" if accuracy is ACCURACY else "test accuracy of the own models"
+    score, accuracy = score_of(runs_of(groups)), compared_accuracy(groups)
+    if score.is_accuracy and has(groups, accuracy):
+        what = "test accuracy of the own models" if score.is_own else "test accuracy"
         if len(groups) > MOST_CURVES:
             caption = f"Top {what}: mean, 95 % interval, and the single seeds as ticks."
             add(ranking_figure(groups), "ranking.png", caption)
         caption = f"{what.capitalize()} against rounds, bytes sent and gradients taken."
         add(accuracy_figure(groups), "accuracy.png", f"{caption}{spread_note(groups)}")
+    elif score.metric not in _FIGURED:
+        chosen = metric(score.name, literal(score.words))
+        add_metrics([chosen], "score.png", f"{code(score.name)} against rounds.")
     if any(map(client_scores, runs_of(groups))):
         caption = (
             "Scores of the last model on each client's own test examples, the worst client first"
@@ -80,7 +86,7 @@ def write_figures(
             "`clients.csv` has the numbers."
         )
         add(clients_figure(groups), "clients.png", caption)
-    if accuracy is not ACCURACY:
+    if score.is_own:
         caption = "Test accuracy of the global model against rounds."
         add_metrics([GLOBAL_MODEL], "global_model.png", caption)
     own = "Mean squared error of the own models on the clients' test examples against rounds."

@@ -3,6 +3,7 @@
 import tempfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 from fedjax_lab.checks import check_choice
 from fedjax_lab.estimates import NOTHING
@@ -20,7 +21,8 @@ from fedjax_lab.report.pivot import (
     target_rows,
 )
 from fedjax_lab.report.runs import load_runs
-from fedjax_lab.report.sections import sections_of, tell_unknown_scores
+from fedjax_lab.report.sections import sections_of, warn_of_unknown_scores
+from fedjax_lab.report.statistics import UNKNOWN
 from fedjax_lab.report.tables import UNSOLVED, accuracy_table, report_text
 from fedjax_lab.report.write import check_target, write_report
 
@@ -48,6 +50,9 @@ def format_report(
     title: str = "Report",
     rows: str | None = None,
     columns: str | None = None,
+    metric: str | None = None,
+    mode: str = "max",
+    compare: Sequence[str] = (),
 ) -> str:
     """Format a report on run directories as a single text.
 
@@ -60,6 +65,7 @@ def format_report(
       title: the first line of Markdown and of HTML.
       rows, columns: only a table of methods and settings, see ``pivot.check_axes``. None: the
         report.
+      metric, mode, compare: what compares the runs, see ``load_runs``.
 
     Raises:
       FileNotFoundError, ValueError: as ``load_runs``; or ``target``, ``form``, ``rows`` or
@@ -69,19 +75,21 @@ def format_report(
     check_choice("format", form, FORMATS)
     check_target(target)
     axes = check_axes(rows, columns)
+    chosen: Any = {"metric": metric, "mode": mode, "compare": compare}
     if form == "html" and axes is None:
         with tempfile.TemporaryDirectory() as folder:
-            report = write_report(directories, folder, target=target, title=title)
+            report = write_report(directories, folder, target=target, title=title, **chosen)
             return report.with_suffix(".html").read_text(encoding="utf-8")
-    runs = load_runs(directories)
+    runs = load_runs(directories, **chosen)
     check_target(target, runs)
+    sections = sections_of(runs)
+    warn_of_unknown_scores(sections)
     if axes is not None:
         return _format_pivots(pivots_of(runs, axes, target), form, title)
-    tell_unknown_scores(runs)
-    sections = sections_of(runs)
     if form == "latex":
-        tables = [latex_table(accuracy_table(section.groups)) for section in sections]
-        titles = [f"% {section.title}\n" if len(sections) > 1 else "" for section in sections]
+        scored = [one for one in sections if one.score != UNKNOWN]
+        tables = [latex_table(accuracy_table(section.groups)) for section in scored]
+        titles = [f"% {section.title}\n" if len(sections) > 1 else "" for section in scored]
         return "\n".join(map(str.__add__, titles, tables))
     if form == "csv":
         return runs_csv(sections)

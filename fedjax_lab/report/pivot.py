@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from fedjax_lab.checks import check_choice
-from fedjax_lab.estimates import NOTHING, Estimate, digits_of, estimate, format_estimate
+from fedjax_lab.estimates import NOTHING, Estimate, estimate, format_estimate
 from fedjax_lab.markdown import Cells, inert, markdown_table, printable
 from fedjax_lab.report.paired import NOISE, best_group, paired_difference
 from fedjax_lab.report.runs import (
@@ -25,14 +25,13 @@ from fedjax_lab.report.sections import (
     SETTINGS,
     Section,
     dataset_of,
-    direction,
-    metric_of,
     runs_of,
+    score_of,
     sections_of,
     setting_of,
     tail_of,
 )
-from fedjax_lab.report.statistics import ERROR, OWN, number, reach
+from fedjax_lab.report.statistics import UNKNOWN, Score, number, reach
 from fedjax_lab.report.tables import (
     OWN_MODELS,
     UNSOLVED,
@@ -74,7 +73,7 @@ class Pivot(NamedTuple):
       axes: names of the rows and of the columns.
       rows, columns: their labels.
       cells: by (row, column); empty ones are missing.
-      metric: name of the score in rows of a history.
+      score: the score of its cells.
       merged: methods of which each column has other hyperparameters, with their names.
     """
 
@@ -83,7 +82,7 @@ class Pivot(NamedTuple):
     rows: list[str]
     columns: list[str]
     cells: dict[tuple[str, str], Cell]
-    metric: str
+    score: Score
     merged: dict[str, list[str]]
 
 
@@ -129,12 +128,18 @@ def pivots_of(
       target: accuracy in (0, 1); None: 95 % of the best method's in each setting.
 
     Raises:
-      ValueError: no run has a setting of such a name; runs that differ are of one row or column;
-        or as ``group_runs``.
+      ValueError: no run has a setting of such a name, or a score; runs that differ are of one row
+        or column; or as ``group_runs``.
     """
+    sections = [s for s in sections_of(runs) if s.score != UNKNOWN]
+    if not sections:
+        raise ValueError(
+            f"rows is {axes[0]!r} and columns {axes[1]!r}, a table of scores; no run has one that "
+            "is known: give metric (--metric), the name of one."
+        )
     entries = [
         _Entry(group, section, _values(group.runs[0], section))
-        for section in sections_of(runs)
+        for section in sections
         for group in section.groups
     ]
     for name in axes:
@@ -153,7 +158,7 @@ def pivots_of(
 
 def _values(run: Run, section: Section) -> dict[str, Any]:
     data = {"data_hash": run.settings.get("data_hash")}
-    about = {"metric": metric_of(runs_of(section.groups)), DATASET: dataset_of(run)}
+    about = {"metric": section.score.metric, DATASET: dataset_of(run)}
     return {**about, **data, ROUNDS: section.rounds, **setting_of(run)}
 
 
@@ -167,7 +172,7 @@ def _pivot(
     title: str, entries: Sequence[_Entry], axes: tuple[str, str], target: float | None
 ) -> Pivot:
     runs = runs_of(entry.group for entry in entries)
-    sign, metric = direction(runs)
+    score = score_of(runs)
     labels, merged = _labels(entries)
 
     def name(axis: str, place: int) -> str:
@@ -177,7 +182,7 @@ def _pivot(
     _check_apart(entries, at, axes)
     cells: dict[tuple[str, str], Cell] = {}
     for section in {id(entry.section): entry.section for entry in entries}.values():
-        found = _cells(section, sign, metric, target)
+        found = _cells(section, score, target)
         for place, entry in enumerate(entries):
             if entry.section is section:
                 cells[at[place]] = found[id(entry.group)]
@@ -187,10 +192,10 @@ def _pivot(
         names = list(dict.fromkeys(names))
         if axes[axis] != METHOD:
             return sorted(names, key=_natural)
-        return sorted(names, key=lambda name: _loss(cells, sign, axis, name))
+        return sorted(names, key=lambda name: _loss(cells, score.sign, axis, name))
 
     ordered = order(0, rows), order(1, columns)
-    return Pivot(title, axes, *ordered, cells, metric, merged)
+    return Pivot(title, axes, *ordered, cells, score, merged)
 
 
 def _check_apart(
@@ -235,30 +240,27 @@ def _natural(text: str) -> list[Any]:
     return [(float(part), "") if place % 2 else (0.0, part) for place, part in enumerate(parts)]
 
 
-def _cells(section: Section, sign: float, metric: str, target: float | None) -> dict[int, Cell]:
+def _cells(section: Section, score: Score, target: float | None) -> dict[int, Cell]:
     """Return id of a group -> its cell; groups are compared with the best one of the section."""
-    scale = 100.0 if sign > 0 else 1.0
     tail = tail_of(runs_of(section.groups))
 
     def measure(run: Run) -> float:
-        return sign * scale * tail.mean(run, metric)
+        return score.sign * score.scale * tail.mean(run, score.name)
 
     leader = best_group(section.groups, measure)
-    if sign < 0:
-        target = math.nan
-    elif target is None:
-        target = default_target(section.groups, metric)
+    if target is None or not score.is_accuracy:
+        target = default_target(section.groups, score)
     found = {}
     for group in section.groups:
         difference = paired_difference(leader, group, measure) if leader else None
         tied = difference is not None and difference.within_noise
         mark = "best" if group is leader else "tie" if tied else ""
-        score = estimate([sign * measure(run) for run in group.runs])
-        reached = [reach(run.rows, target, metric) for run in group.runs]
+        shown = estimate([score.sign * measure(run) for run in group.runs])
+        reached = [reach(run.rows, target, score.name) for run in group.runs]
         rounds = estimate([math.nan if row is None else number(row["round"]) for row in reached])
         count = sum(row is not None for row in reached)
         unsolved = any(map(worst_residual, group.runs))
-        found[id(group)] = Cell(score, mark, rounds, target, count, unsolved)
+        found[id(group)] = Cell(shown, mark, rounds, target, count, unsolved)
     return found
 
 
@@ -293,10 +295,7 @@ def _hyperparameters(run: Run) -> dict[str, Any]:
 
 def score_rows(pivot: Pivot, best: Callable[[str], str]) -> Cells:
     """Return header and rows of scores: mean and interval over the seeds."""
-
-    is_error = all(math.isnan(cell.target) for cell in pivot.cells.values())
-    means = (cell.score.mean for cell in pivot.cells.values())
-    digits = digits_of(means, is_error)
+    digits = pivot.score.digits(cell.score.mean for cell in pivot.cells.values())
 
     def text(cell: Cell) -> str:
         shown = format_estimate(cell.score, digits) + (f" {UNSOLVED}" if cell.unsolved else "")
@@ -364,11 +363,12 @@ def _merged(pivot: Pivot) -> str:
 
 def explanation(pivots: Sequence[Pivot]) -> str:
     """Say what the numbers and the marks of pivots mean, as for a table's caption."""
-    metrics = {pivot.metric for pivot in pivots}
-    units = ["mean squared error" if m.endswith(ERROR) else "test accuracy in percent"
-             for m in sorted(metrics)]  # fmt: skip
-    unit = " or ".join(dict.fromkeys(units))
-    own = f" {OWN_MODELS}" if any(metric.startswith(OWN) for metric in metrics) else ""
+    units = {
+        "test accuracy in percent" if pivot.score.is_accuracy else pivot.score.words
+        for pivot in pivots
+    }
+    unit = " or ".join(sorted(units, reverse=True))
+    own = f" {OWN_MODELS}" if any(pivot.score.is_own for pivot in pivots) else ""
     return (
         f"{unit[0].upper()}{unit[1:]}, mean over the last tenth of the rounds ± 95 % interval over "
         f"the seeds (Student's t).{own} Bold: the best of its setting. {NOISE}: the paired "

@@ -6,7 +6,7 @@ from typing import Any
 
 from fedjax_lab.estimates import estimate
 from fedjax_lab.report.runs import Group
-from fedjax_lab.report.sections import accuracy_of, runs_of
+from fedjax_lab.report.sections import runs_of, score_of
 from fedjax_lab.report.statistics import ACCURACY, best
 from fedjax_lab.report.style import COLOURS, frame, literal, new_figure
 
@@ -23,8 +23,8 @@ def ranking_figure(groups: Sequence[Group]) -> Any:
 
     A value far below the best is a number at the edge.
     """
-    metric = accuracy_of(runs_of(groups))
-    found = {group.label: tops(group, metric) for group in groups}
+    score = score_of(runs_of(groups))
+    found = {group.label: tops(group, score.name) for group in groups}
     means = {label: estimate(values).mean for label, values in found.items()}
     labels = sorted(
         (label for label in found if math.isfinite(means[label])), key=means.__getitem__
@@ -43,7 +43,7 @@ def ranking_figure(groups: Sequence[Group]) -> Any:
         axes.plot(found[label], [height] * len(found[label]), "|", color=COLOURS[1], ms=7)
     if labels:
         axes.set_xlim(edge, highest + 2)
-    of_what = "" if metric == ACCURACY else " of the own models"
+    of_what = " of the own models" if score.is_own else ""
     frame(axes, f"top test accuracy{of_what} (%)", "")
     axes.grid(False, axis="y")
     axes.set_yticks(range(len(labels)), list(map(literal, labels)), fontsize=9)

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from fedjax_lab.checks import check_choice
 from fedjax_lab.data.partition import PARTITIONS
 from fedjax_lab.descriptions import ARRAY, flat, format_value, text_of
 from fedjax_lab.markdown import printable
@@ -16,7 +17,7 @@ from fedjax_lab.report.reading import (
     read_run,
     read_summary,
 )
-from fedjax_lab.report.statistics import ACCURACY, ERROR, OWN, PERPLEXITY, number
+from fedjax_lab.report.statistics import ACCURACY, ERROR, OWN, PERPLEXITY, Score, number
 from fedjax_lab.storage.run_dir import (
     CHECKPOINTS,
     CLIENTS,
@@ -45,6 +46,16 @@ _NO_SETTING = {
     "client_metrics",
 }
 _OF_ATTACK = ("attack", "attack_share", "attack_strength", "attack_seed")
+# Settings that runs must have in common to be compared, besides data set and rounds.
+SETTINGS = (
+    *("target", "x", "task", "categories", "missing", "labels", "image_size"),
+    *("partition", "num_clients", "min_client_size", "test_split"),
+    *("cohort_size", "sampling", "local_steps", "local_epochs", "batch_size"),
+    *("model", "compute_dtype", "sequence_length", "vocabulary_size", "tokens", "flip", "crop"),
+    *("min_local_steps", "time_budget", "step_time", "step_time_spread", "dropout"),
+    *("times", "over_selection", "deadline", "attack", "attack_share", "attack_strength"),
+)
+MODEL_OPTION = "model."  # before the name of one
 _LONG = 48  # characters of differing settings that fit into a label
 _MANY = 8  # more values than fit into a cell, such as local steps of each client
 # What a settings table leaves out: values that nobody chose, ...
@@ -75,6 +86,8 @@ class Run(NamedTuple):
       summary: summary.json; {} if the run did not end.
       partition: partition.json; {} if the run did not end, or was not made by ``runner.run``.
       landscape: landscape.json, the loss around the last model; {} if it was not computed.
+      score: the score that the user chose to compare runs; None: one that a report knows.
+      compare: settings that the user compares, which need not be equal in comparable runs.
     """
 
     path: Path
@@ -86,6 +99,8 @@ class Run(NamedTuple):
     summary: dict[str, Any]
     partition: dict[str, Any]
     landscape: dict[str, Any]
+    score: Score | None = None
+    compare: tuple[str, ...] = ()
 
     @property
     def finished(self) -> bool:
@@ -138,7 +153,13 @@ class Group(NamedTuple):
     differs: str
 
 
-def load_runs(directories: Iterable[str | Path]) -> list[Run]:
+def load_runs(
+    directories: Iterable[str | Path],
+    *,
+    metric: str | None = None,
+    mode: str = "max",
+    compare: Sequence[str] = (),
+) -> list[Run]:
     """Read run directories; other directories are searched for runs.
 
     Runs below a directory without an evaluation are skipped. So are other paths that a pattern such
@@ -148,12 +169,20 @@ def load_runs(directories: Iterable[str | Path]) -> list[Run]:
 
     Args:
       directories: run directories, or directories that contain some.
+      metric: name in rows of the score that compares runs, such as "f1" of your ``evaluate``.
+        None: accuracy, mean_squared_error or perplexity.
+      mode: with ``metric``: "max" if more is better, "min" if less is.
+      compare: settings of ``sections.SETTINGS`` that the runs may differ in and still be compared,
+        such as "deadline": the tables tell them apart like hyperparameters.
 
     Raises:
       FileNotFoundError: a directory does not exist or has no run, or there is no run at all.
-      ValueError: a file of a run is damaged, lacks an entry or was changed; or a given run has no
-        evaluation yet.
+      ValueError: a file of a run is damaged, lacks an entry or was changed; a given run has no
+        evaluation yet, or not the metric; or ``mode`` or ``compare`` is not allowed.
     """
+    score = _chosen(metric, mode)
+    for name in compare:
+        check_choice("compare", name, SETTINGS)
     paths: dict[Path, Path] = {}
     passed_over: list[str] = []
     for directory in map(Path, directories):
@@ -182,7 +211,14 @@ def load_runs(directories: Iterable[str | Path]) -> list[Run]:
     if not paths:
         found_instead = f": {', '.join(passed_over)}" if passed_over else ""
         raise FileNotFoundError(f"no run directory was given{found_instead}.")
-    return [_load(path) for path in paths.values()]
+    return [_load(path, score, tuple(compare)) for path in paths.values()]
+
+
+def _chosen(metric: str | None, mode: str) -> Score | None:
+    check_choice("mode", mode, ("max", "min"))
+    if metric is None and mode == "min":
+        raise ValueError("mode is 'min' and metric None; it belongs to a metric: give one.")
+    return None if metric is None else Score(metric, metric, 1.0 if mode == "max" else -1.0)
 
 
 def _find(directory: Path) -> list[Path]:
@@ -195,7 +231,7 @@ def _find(directory: Path) -> list[Path]:
     return found
 
 
-def _load(path: Path) -> Run:
+def _load(path: Path, score: Score | None, compare: tuple[str, ...]) -> Run:
     config, rows = read_run(path)
     if not rows and not _has_diverged(path):
         raise ValueError(f"{path} has no evaluation yet: {METRICS} is empty or missing.")
@@ -206,19 +242,32 @@ def _load(path: Path) -> Run:
     rows = [{**beside.get(row["round"], {}), **row} for row in rows]
     summary, landscape = read_summary(path / SUMMARY), read_landscape(path / LANDSCAPE)
     if summary.get("stopped") == DIVERGED:
-        rows, landscape = [_without_scores(row) for row in rows], {}
-        summary = _without_scores(summary)
+        rows, landscape = [_without_scores(row, score) for row in rows], {}
+        summary = _without_scores(summary, score)
+    rows = [with_own(row) for row in rows]
+    if score is not None and summary.get("stopped") != DIVERGED:
+        _check_metric(path, rows, score.name)
     return Run(
         path,
         config["algorithm"],
         config["seed"],
         _settings(config),
-        [with_own(row) for row in rows],
+        rows,
         config,
         summary,
         read_partition(path / PARTITION),
         landscape,
+        score,
+        compare,
     )
+
+
+def _check_metric(path: Path, rows: Sequence[Mapping[str, Any]], metric: str) -> None:
+    """Check that a run has the chosen metric, as a number."""
+    found = {name: value for row in rows for name, value in row.items()}
+    if not isinstance(found.get(metric), (int, float)):
+        known = [name for name, value in found.items() if isinstance(value, (int, float))]
+        raise ValueError(f"metric is {metric!r}; {path} has {', '.join(known)}.")
 
 
 def _has_diverged(path: Path) -> bool:
@@ -237,9 +286,9 @@ def _without_training_scores(row: Mapping[str, Any], config: Mapping[str, Any]) 
     return {name: value for name, value in row.items() if name not in taken}
 
 
-def _without_scores(row: Mapping[str, Any]) -> dict[str, Any]:
-    scores = {name for name in row if name.startswith(_SCORES)}
-    return {name: None if name in scores else value for name, value in row.items()}
+def _without_scores(row: Mapping[str, Any], score: Score | None) -> dict[str, Any]:
+    names = _SCORES if score is None else (*_SCORES, score.name)
+    return {name: None if name.startswith(names) else value for name, value in row.items()}
 
 
 def with_own(row: Mapping[str, Any]) -> dict[str, Any]:

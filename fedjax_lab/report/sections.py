@@ -6,34 +6,35 @@ mini-batches, the model, the clients' devices and the attack. Hyperparameters of
 
 import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from fedjax_lab.checks import warn
 from fedjax_lab.clients.metrics import OWN_METRICS
 from fedjax_lab.markdown import printable
-from fedjax_lab.report.runs import Group, Run, group_runs, names_that_differ, show
+from fedjax_lab.report.runs import (
+    MODEL_OPTION,
+    SETTINGS,
+    Group,
+    Run,
+    group_runs,
+    names_that_differ,
+    show,
+)
 from fedjax_lab.report.statistics import (
     ACCURACY,
     ERROR,
     OWN,
     PERPLEXITY,
+    UNKNOWN,
+    Score,
     best,
     mean,
     number,
     tail_start,
 )
 
-_METRICS = {ERROR: "mean squared error", PERPLEXITY: "perplexity", ACCURACY: "accuracy"}
-SETTINGS = (
-    *("target", "x", "task", "categories", "missing", "labels", "image_size"),
-    *("partition", "num_clients", "min_client_size", "test_split"),
-    *("cohort_size", "sampling", "local_steps", "local_epochs", "batch_size"),
-    *("model", "compute_dtype", "sequence_length", "vocabulary_size", "tokens", "flip", "crop"),
-    *("min_local_steps", "time_budget", "step_time", "step_time_spread", "dropout"),
-    *("times", "over_selection", "deadline", "attack", "attack_share", "attack_strength"),
-)
-MODEL_OPTION = "model."  # before the name of one
+_PERSONAL = "personal_"  # before a score of the clients' own models
 
 
 class Section(NamedTuple):
@@ -54,14 +55,24 @@ class Section(NamedTuple):
     groups: list[Group]
     setting: dict[str, Any]
 
+    @property
+    def score(self) -> Score:
+        """The score that compares its runs; ``UNKNOWN`` if they have none."""
+        return score_of(runs_of(self.groups))
+
 
 def setting_of(run: Run) -> dict[str, Any]:
     """Return the settings that runs must have in common to be compared."""
-    return {
-        name: value
-        for name, value in run.settings.items()
-        if name in SETTINGS or name.startswith(MODEL_OPTION)
-    }
+
+    def shared(settings: Mapping[str, Any]) -> dict[str, Any]:
+        return {
+            name: shared(value) if isinstance(value, Mapping) else value
+            for name, value in settings.items()
+            if name not in run.compare
+        }
+
+    decide = (name for name in run.settings if name in SETTINGS or name.startswith(MODEL_OPTION))
+    return shared({name: run.settings[name] for name in decide})
 
 
 class Tail(NamedTuple):
@@ -109,24 +120,42 @@ def tail_of(runs: Iterable[Run]) -> Tail:
     return Tail(f"mean of {name}", shared, end)
 
 
-def metric_of(runs: Iterable[Run]) -> str:
-    """Return the metric of runs: "mean_squared_error", "perplexity", "accuracy", or ""."""
+def score_of(runs: Iterable[Run]) -> Score:
+    """Return the score that compares runs: the user's, or the first known one that a row has.
+
+    Where a run has scores of the clients' own models, all are compared by the models that the
+    clients use.
+    """
+    runs = list(runs)
     names = {name for run in runs for row in run.rows for name in row}
-    return next((metric for metric in _METRICS if metric in names), "")
+    for chosen in (run.score for run in runs if run.score is not None):
+        return chosen if chosen.name in names else UNKNOWN
+    is_personal = any(name.startswith(_PERSONAL) for name in names)
+    for metric, sign in ((ERROR, -1.0), (ACCURACY, 1.0)):
+        own = f"{OWN}{metric}"
+        name = own if own in names and (is_personal or metric not in names) else metric
+        if name in names:
+            is_text = metric == ACCURACY and PERPLEXITY in names
+            return Score(PERPLEXITY if is_text else metric, name, sign)
+    return Score(PERPLEXITY, PERPLEXITY, -1.0) if PERPLEXITY in names else UNKNOWN
 
 
-def tell_unknown_scores(runs: Sequence[Run]) -> None:
-    """Warn if runs have scores, but none by which they could be ranked."""
-    rows = {name for run in runs for row in run.rows for name in row}
-    rows |= {name for run in runs for name in run.config.get("client_metrics", ())}
-    personal = "personal_"  # ``load_runs`` adds copies of these scores
-    copies = {f"{OWN}{name.removeprefix(personal)}" for name in rows if name.startswith(personal)}
-    own = sorted(name for name in rows - OWN_METRICS - copies if not name.startswith("client_"))
-    if own and not metric_of(runs):
-        warn(
-            f"no run has {', '.join(_METRICS)}, by which a report ranks. The rows have "
-            f"{', '.join(own)}: return what ranks from evaluate, under one of those names."
-        )
+def warn_of_unknown_scores(sections: Sequence[Section]) -> None:
+    """Warn of sections whose runs have scores, but none by which they could be ranked."""
+    for section in sections:
+        runs = runs_of(section.groups)
+        names = {name for run in runs for row in run.rows for name in row}
+        names |= {name for run in runs for name in run.config.get("client_metrics", ())}
+        # ``load_runs`` adds copies of these scores.
+        copies = {f"{OWN}{n.removeprefix(_PERSONAL)}" for n in names if n.startswith(_PERSONAL)}
+        shown = sorted(n for n in names - OWN_METRICS - copies if not n.startswith("client_"))
+        if shown and section.score == UNKNOWN:
+            of = f" of {section.title}" if len(sections) > 1 else ""
+            warn(
+                f"no run{of} has {ERROR}, {PERPLEXITY}, {ACCURACY}, by which a report ranks. The "
+                f"rows have {', '.join(shown)}: name one as metric (--metric), with mode 'min' "
+                "(--mode min) if less is better."
+            )
 
 
 def check_comparable(runs: Sequence[Run]) -> None:
@@ -162,8 +191,9 @@ def sections_of(runs: Iterable[Run]) -> list[Section]:
 def _divided(runs: Sequence[Run]) -> list[tuple[str, list[Run], dict[str, Any]]]:
     """Return (title, runs, settings that differ from other sections), in the order of the runs."""
     found: dict[Any, list[Run]] = {}
-    for run in sorted(runs, key=lambda run: not metric_of([run])):  # those without one come last
-        about, metric = _task(run), metric_of([run])
+    metrics = {id(run): score_of([run]).metric for run in runs}
+    for run in sorted(runs, key=lambda run: not metrics[id(run)]):  # those without one come last
+        about, metric = _task(run), metrics[id(run)]
         # A run that diverged at once has no metric; it is judged by that of the others.
         known = [key for key in found if key[0] == about]
         found.setdefault(known[0] if known and not metric else (about, metric), []).append(run)
@@ -200,7 +230,8 @@ def differing_settings(runs: Sequence[Run]) -> list[dict[str, Any]]:
 
 def _title(runs: Sequence[Run]) -> str:
     rounds = runs[0].config["rounds"]
-    about = [dataset_of(runs[0]), _METRICS.get(metric_of(runs), ""), f"{rounds:,} rounds"]
+    metric = score_of(runs).metric.replace("_", " ")
+    about = [dataset_of(runs[0]), printable(metric), f"{rounds:,} rounds"]
     return ", ".join(filter(None, about))
 
 
@@ -217,39 +248,14 @@ def best_first(groups: Iterable[Group]) -> list[Group]:
     """
     groups = list(groups)
     runs = runs_of(groups)
-    (sign, metric), tail = direction(runs), tail_of(runs)
+    (_, name, sign), tail = score_of(runs), tail_of(runs)
 
     def key(group: Group) -> list[float]:
-        tails = mean([sign * tail.mean(run, metric) for run in group.runs])
-        bests = mean([best([sign * v for v in run.values(metric)]) for run in group.runs])
+        tails = mean([sign * tail.mean(run, name) for run in group.runs])
+        bests = mean([best([sign * v for v in run.values(name)]) for run in group.runs])
         return [math.inf if math.isnan(value) else -value for value in (tails, bests)]
 
     return sorted(groups, key=key)
-
-
-def is_personal(runs: Iterable[Run]) -> bool:
-    """Return True if a run has scores of the clients' own models.
-
-    All of its section is then compared by the models that the clients use.
-    """
-    return any(name.startswith("personal_") for run in runs for row in run.rows for name in row)
-
-
-def direction(runs: Iterable[Run]) -> tuple[float, str]:
-    """Return the sign and the name in rows of the score that compares runs.
-
-    The sign is -1 for an error, of which smaller is better. The name is "accuracy", or
-    "own_accuracy" where a run has personal models: that of the model that each client uses, on the
-    client's own test examples.
-    """
-    runs = list(runs)
-    sign, metric = (-1.0, ERROR) if metric_of(runs) == ERROR else (1.0, ACCURACY)
-    return sign, f"{OWN}{metric}" if is_personal(runs) else metric
-
-
-def accuracy_of(runs: Iterable[Run]) -> str:
-    """Return the name in rows of the accuracy that compares runs, as ``direction`` does."""
-    return f"{OWN}{ACCURACY}" if is_personal(runs) else ACCURACY
 
 
 def runs_of(groups: Iterable[Group]) -> list[Run]:

@@ -20,11 +20,8 @@ from fedjax_lab.report.runs import Group, Run, chosen, common_settings, show
 from fedjax_lab.report.sections import (
     Section,
     Tail,
-    accuracy_of,
-    direction,
-    is_personal,
-    metric_of,
     runs_of,
+    score_of,
     sections_of,
     tail_of,
 )
@@ -33,6 +30,7 @@ from fedjax_lab.report.statistics import (
     ERROR,
     OWN,
     PERPLEXITY,
+    Score,
     best,
     last,
     lowest,
@@ -56,7 +54,9 @@ SEVERAL = (
     "clients, cohort, local steps, mini-batches, model): each part compares those that have all "
     "in common."
 )
+# What runs are scored by -> heading and first sentence of its chapter.
 _MEASURED = {
+    ACCURACY: ("Accuracy", "Test accuracy in percent."),
     ERROR: ("Error", "Mean squared error of the test set; less is better."),
     PERPLEXITY: ("Accuracy", "Test accuracy in percent: the share of next words foretold."),
 }
@@ -83,18 +83,20 @@ _BY_GLOBAL_MODEL = (
 _NOT_SCORED = " **Without scores on the clients' test examples, and so not compared: {}.**"
 
 
-def default_target(groups: Iterable[Group], metric: str | None = None) -> float:
+def default_target(groups: Iterable[Group], score: Score | None = None) -> float:
     """Compute 95 % of the best group's best accuracy (mean over its seeds), cut to 0.001.
 
-    NaN if no run has an accuracy.
+    NaN if no run has an accuracy, or another score compares them.
 
     Args:
       groups: from ``group_runs``.
-      metric: name of the accuracy in rows; None: the one that compares the groups.
+      score: the score that compares runs; None: that of the groups.
     """
     groups = list(groups)
-    metric = metric or accuracy_of(runs_of(groups))
-    means = [over_seeds(group, lambda run: best(run.values(metric))).mean for group in groups]
+    score = score or score_of(runs_of(groups))
+    if not score.is_accuracy:
+        return math.nan
+    means = [over_seeds(group, lambda run: best(run.values(score.name))).mean for group in groups]
     return math.floor(950 * best(means)) / 1000 if not math.isnan(best(means)) else math.nan
 
 
@@ -123,20 +125,20 @@ def accuracy_table(groups: Sequence[Group], measure: Callable[[Run], float] | No
       ValueError: the groups differ in data set, metric or number of rounds.
     """
     runs = runs_of(groups)
-    tail, (sign, metric) = tail_of(runs), direction(runs)
+    tail, score = tail_of(runs), score_of(runs)
     columns = measures(runs, tail)
-    if metric.startswith(OWN):  # a page has no room for all of the global model's
+    if score.is_own:  # a page has no room for all of the global model's
         beside = [name for name in columns if name.startswith(_GLOBAL) and tail.name not in name]
         columns = {name: value for name, value in columns.items() if name not in beside}
-    unit, scale = ("", 1.0) if sign < 0 else (" (points)", 100.0)
+    unit = " (points)" * score.is_accuracy
     head = ["method", "seeds", *columns, f"behind the best{unit}", "p"]
 
     def by_tail(run: Run) -> float:
-        return sign * tail.mean(run, metric)
+        return score.sign * tail.mean(run, score.name)
 
     found = [[over_seeds(group, value) for value in columns.values()] for group in groups]
     digits = [
-        _digits(name, column, sign < 0)
+        _digits(name, column, score)
         for name, column in zip(columns, zip(*found, strict=True), strict=True)
     ]
 
@@ -145,13 +147,15 @@ def accuracy_table(groups: Sequence[Group], measure: Callable[[Run], float] | No
         return [marked(group), str(len(group.runs)), *shown, *behind]
 
     compared = measure or by_tail
-    behind = behind_best(groups, lambda run: scale * compared(run), is_error=sign < 0)
+    behind = behind_best(
+        groups, lambda run: score.scale * compared(run), is_error=not score.is_accuracy
+    )
     return [head, *(row(*cells) for cells in zip(groups, found, behind, strict=True))]
 
 
-def _digits(name: str, column: Iterable[Estimate], is_error: bool) -> int:
+def _digits(name: str, column: Iterable[Estimate], score: Score) -> int:
     """Return a column's decimals; an epsilon, like an error, may be small without being nothing."""
-    return digits_of((value.mean for value in column), is_error or name == _EPSILON)
+    return digits_of((value.mean for value in column), not score.is_accuracy or name == _EPSILON)
 
 
 def marked(group: Group) -> str:
@@ -176,26 +180,30 @@ def measures(runs: Iterable[Run], tail: Tail) -> dict[str, Callable[[Run], float
       tail: tail of the runs.
     """
     runs = list(runs)
-    is_error = any(ERROR in run.rows[-1] for run in runs)
-    metric, unit, scale = (ERROR, "", 1) if is_error else (ACCURACY, " (%)", 100)
+    score = score_of(runs)
+    name, unit = score.of_global_model, score.unit
     columns: dict[str, Callable[[Run], float]] = {}
     before = ""
-    if is_personal(runs):  # all clients' models, before those of the global model
-        name, before = f"{OWN}{metric}", _GLOBAL
-        columns[f"own models, {tail.name}{unit}"] = lambda run: scale * tail.mean(run, name)
-        columns[f"own models{unit}"] = lambda run: scale * last(run.values(name))
-    if is_error:
-        columns[f"{before}last mean squared error"] = lambda run: last(run.values(ERROR))
-        columns[f"{before}lowest mean squared error"] = lambda run: lowest(run.values(ERROR))
-    else:
+    if score.is_own:  # all clients' models, before those of the global model
+        before = _GLOBAL
+        columns[f"own models, {tail.name}{unit}"] = lambda run: (
+            score.scale * tail.mean(run, score.name)
+        )
+        columns[f"own models{unit}"] = lambda run: score.scale * last(run.values(score.name))
+    if score.is_accuracy:
         columns[f"{before}top (%)"] = lambda run: 100 * top(run)
-        columns[f"{before}last (%)"] = lambda run: 100 * last(run.values(ACCURACY))
-    columns[f"{before}{tail.name}{unit}"] = lambda run: scale * tail.mean(run, metric)
-    worst = f"worst_10_percent_{metric}"
+        columns[f"{before}last (%)"] = lambda run: 100 * last(run.values(name))
+    elif score.metric:
+        extreme, words = (lowest, "lowest") if score.sign < 0 else (best, "highest")
+        columns[f"{before}last {score.words}"] = lambda run: last(run.values(name))
+        columns[f"{before}{words} {score.words}"] = lambda run: extreme(run.values(name))
+    if score.metric:
+        columns[f"{before}{tail.name}{unit}"] = lambda run: score.scale * tail.mean(run, name)
+    worst = f"worst_10_percent_{name}"
     columns |= (spread := spread_measures(runs))
     if not spread and any(run.summary.get(worst) is not None for run in runs):
-        columns[f"{_WORST}{unit}"] = lambda run: scale * number(run.summary.get(worst))
-    if not is_error and any(PERPLEXITY in run.rows[-1] for run in runs):
+        columns[f"{_WORST}{unit}"] = lambda run: score.scale * number(run.summary.get(worst))
+    if score.metric == PERPLEXITY:
         columns["lowest perplexity"] = lambda run: lowest(run.values(PERPLEXITY))
     if any(_EPSILON in run.rows[-1] for run in runs):
         columns[_EPSILON] = lambda run: last(run.values(_EPSILON))
@@ -210,9 +218,9 @@ def seed_table(runs: Sequence[Run]) -> Cells:
     """
     columns = measures(runs, tail_of(runs))
     columns = {n: f for n, f in columns.items() if not n.startswith(_NOT_OF_SEEDS)}
-    sign, _ = direction(runs)
+    score = score_of(runs)
     means = [estimate([f(run) for run in runs]) for f in columns.values()]
-    digits = [_digits(name, [mean], sign < 0) for name, mean in zip(columns, means, strict=True)]
+    digits = [_digits(name, [mean], score) for name, mean in zip(columns, means, strict=True)]
     rows = [
         [
             str(run.seed),
@@ -239,7 +247,7 @@ def target_table(groups: Sequence[Group], target: float) -> Cells:
     if _are_timed(groups):
         columns["simulated seconds"] = ("simulated_seconds", 1, None)
 
-    metric = accuracy_of(runs_of(groups))
+    metric = score_of(runs_of(groups)).name
 
     def row(group: Group) -> list[str]:
         found = [reach(run.rows, target, metric) for run in group.runs]
@@ -284,11 +292,14 @@ def _rounds_per_second(run: Run) -> float:
 
 def run_table(groups: Sequence[Group]) -> Cells:
     """Return header and rows: every run with its partition's hash and its state."""
-    sign, metric = direction(runs_of(groups))
-    unit, scale = ("mean squared error", 1) if sign < 0 else ("accuracy (%)", 100)
-    unit = f"own models, {unit}" if metric.startswith(OWN) else unit
-    head = ["run", "method", "seed", "partition", "rounds", unit]
-    digits = digits_of((scale * run.values(metric)[-1] for run in runs_of(groups)), sign < 0)
+    score = score_of(runs_of(groups))
+
+    def last_score(run: Run) -> float:
+        return score.scale * last(run.values(score.name))
+
+    column = f"{'own models, ' * score.is_own}{score.words}{score.unit}"
+    head = ["run", "method", "seed", "partition", "rounds", *([column] if score.metric else [])]
+    digits = score.digits(map(last_score, runs_of(groups)))
 
     def row(group: Group, run: Run) -> list[str]:
         rounds = f"{run.rows[-1]['round']:,}"
@@ -300,8 +311,9 @@ def run_table(groups: Sequence[Group]) -> Cells:
         if residual := worst_residual(run):
             rounds += f" {UNSOLVED} residual {residual:.2g}"
         partition = run.config.get("partition", {}).get("hash", NOTHING)
-        accuracy = format_estimate(estimate([scale * run.values(metric)[-1]]), digits)
-        return [str(run.path), group.label, str(run.seed), partition, rounds, accuracy]
+        shown = format_estimate(estimate([last_score(run)]), digits)
+        cells = [str(run.path), group.label, str(run.seed), partition, rounds]
+        return [*cells, shown] if score.metric else cells
 
     return [head, *(row(group, run) for group in groups for run in group.runs)]
 
@@ -354,48 +366,60 @@ def show_figures(figures: Iterable[tuple[str, str]]) -> str:
 def section_text(section: Section, target: float | None = None, level: int = 2) -> str:
     """Format the text of a section of comparable runs, as Markdown."""
     groups, mark = section.groups, "#" * level
-    parts = []
-    explained = f"the target is {_percent(target)}." if target is not None else ""
-    if target is None:
-        target = default_target(groups)
-        explained = (
-            f"the target is {_percent(target)}: 95 % of the best method's best accuracy (mean "
-            "over seeds), cut to 0.1 %."
-        )
-    several = any(len(group.runs) > 1 for group in groups)
-    interval = f" Mean ± 95 % interval over the seeds (Student's t). {PAIRED}" if several else ""
-    runs = runs_of(groups)
-    head, measured = _MEASURED.get(metric_of(runs), ("Accuracy", "Test accuracy in percent."))
-    personal = is_personal(runs)
-    table = accuracy_table(groups)
-    spread = f" {OVER_CLIENTS}" if spread_measures(runs) else ""
-    if any(name.startswith(_WORST) for name in table[0]):
-        spread = f" {_ON_TRAINING_DATA}"
-    compared = f" {OWN_MODELS}" if personal else ""
-    missing = _not_scored(groups, personal)
-    parts += [
-        f"{mark} {head}",
-        f"{measured}{compared} {_tail_explained(tail_of(runs))}.{spread}{interval}"
-        f"{_unfinished(groups)}{missing}",
-        _shown(table),
-        *([UNSOLVED_NOTE] if any(map(worst_residual, runs)) else []),
-    ]
-    if not math.isnan(target):
-        of_what = "of the own models " if personal else ""
-        timed = ", simulated seconds are the clients'" if _are_timed(groups) else ""
-        parts += [
-            f"{mark} Up to the target",
-            f"What it takes until the first evaluation with a test accuracy {of_what}of at least "
-            f"the target; {explained} Uplink counts all clients' messages (1 MB = 10^6 bytes), "
-            "gradients are mini-batch gradients, seconds leave compilation out"
-            f"{timed}.",
-            _shown(target_table(groups, target)),
-        ]
+    parts = [*_scores(groups, mark), *_costs(groups, target, mark)]
     timing = "Rounds and their evaluations, compilation apart; means over the seeds."
     parts += [f"{mark} Time", timing, _shown(time_table(groups))]
     parts += [f"{mark} Settings", *_settings(groups)]
     parts += [f"{mark} Runs", _shown(run_table(groups))]
     return "\n\n".join(parts) + "\n"
+
+
+def _scores(groups: Sequence[Group], mark: str) -> list[str]:
+    """Format the chapter of scores; none if nothing is known to compare the runs by."""
+    runs = runs_of(groups)
+    score, table = score_of(runs), accuracy_table(groups)
+    if not score.metric:
+        return []
+    several = any(len(group.runs) > 1 for group in groups)
+    interval = f" Mean ± 95 % interval over the seeds (Student's t). {PAIRED}" if several else ""
+    better = "less" if score.sign < 0 else "more"
+    chosen = score.words.capitalize(), f"{code(score.name)} of `evaluate`; {better} is better."
+    head, measured = _MEASURED.get(score.metric, chosen)
+    spread = f" {OVER_CLIENTS}" if spread_measures(runs) else ""
+    if any(name.startswith(_WORST) for name in table[0]):
+        spread = f" {_ON_TRAINING_DATA}"
+    compared = f" {OWN_MODELS}" if score.is_own else ""
+    return [
+        f"{mark} {inert(head)}",
+        f"{measured}{compared} {_tail_explained(tail_of(runs))}.{spread}{interval}"
+        f"{_unfinished(groups)}{_not_scored(groups, score.is_own)}",
+        _shown(table),
+        *([UNSOLVED_NOTE] if any(map(worst_residual, runs)) else []),
+    ]
+
+
+def _costs(groups: Sequence[Group], target: float | None, mark: str) -> list[str]:
+    """Format the chapter of costs up to the target; none if runs have no accuracy."""
+    explained = "the target is {}."
+    if target is None:
+        target = default_target(groups)
+        explained = (
+            "the target is {}: 95 % of the best method's best accuracy (mean over seeds), cut to "
+            "0.1 %."
+        )
+    score = score_of(runs_of(groups))
+    if math.isnan(target) or not score.is_accuracy:
+        return []
+    of_what = "of the own models " if score.is_own else ""
+    timed = ", simulated seconds are the clients'" if _are_timed(groups) else ""
+    return [
+        f"{mark} Up to the target",
+        f"What it takes until the first evaluation with a test accuracy {of_what}of at least the "
+        f"target; {explained.format(_percent(target))} Uplink counts all clients' messages "
+        "(1 MB = 10^6 bytes), gradients are mini-batch gradients, seconds leave compilation "
+        f"out{timed}.",
+        _shown(target_table(groups, target)),
+    ]
 
 
 def _not_scored(groups: Sequence[Group], personal: bool) -> str:

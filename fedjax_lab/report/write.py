@@ -13,8 +13,7 @@ from fedjax_lab.report.html import html_page
 from fedjax_lab.report.pivot import check_axes, pivot_text, pivots_of
 from fedjax_lab.report.print_size import FORMS
 from fedjax_lab.report.runs import REPORT, Run, load_runs
-from fedjax_lab.report.sections import metric_of, sections_of, tell_unknown_scores
-from fedjax_lab.report.statistics import ERROR
+from fedjax_lab.report.sections import score_of, sections_of, warn_of_unknown_scores
 from fedjax_lab.report.tables import report_text
 
 CLIENTS = "clients.csv"
@@ -29,6 +28,9 @@ def write_report(
     figures: str = "png",
     rows: str | None = None,
     columns: str | None = None,
+    metric: str | None = None,
+    mode: str = "max",
+    compare: Sequence[str] = (),
 ) -> Path:
     """Write report.md with its figures, report.html, which contains them, and clients.csv.
 
@@ -44,6 +46,7 @@ def write_report(
         their fonts, as wide as a column (3.4 inches; several panels: 7).
       rows, columns: the report begins with a table of methods and settings; see
         ``pivot.check_axes``. None: it does not.
+      metric, mode, compare: what compares the runs, see ``load_runs``.
 
     Returns:
       The path of report.md.
@@ -56,11 +59,11 @@ def write_report(
     check_choice("figures", figures, FORMS)
     axes = check_axes(rows, columns)
     check_target(target)
-    runs = load_runs(directories)
+    runs = load_runs(directories, metric=metric, mode=mode, compare=compare)
     check_target(target, runs)
-    first = "" if axes is None else pivot_section(runs, axes, target)
-    tell_unknown_scores(runs)
     sections = sections_of(runs)
+    warn_of_unknown_scores(sections)
+    first = "" if axes is None else pivot_section(runs, axes, target)
     folder = default_folder(runs) if out is None else Path(out)
     folder.mkdir(parents=True, exist_ok=True)
     prefixes = [f"part{i}_" if len(sections) > 1 else "" for i in range(1, len(sections) + 1)]
@@ -78,12 +81,12 @@ def check_target(target: float | None, runs: Sequence[Run] = ()) -> None:
     """Check the target accuracy.
 
     Raises:
-      ValueError: it is out of range, or all runs are regressions.
+      ValueError: it is out of range, or no runs are compared by an accuracy.
     """
     if target is None:
         return
     check_number("target", target, minimum=0.0, maximum=1.0, exclusive_minimum=True)
-    if runs and all(metric_of([run]) == ERROR for run in runs):
+    if runs and not any(score_of([run]).is_accuracy for run in runs):
         raise ValueError(f"target is {target}, an accuracy; these runs have none: omit it.")
 
 

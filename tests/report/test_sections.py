@@ -3,8 +3,10 @@
 import math
 import re
 
+import numpy as np
 import pytest
 
+from fedjax_lab.command.cli import main
 from fedjax_lab.report import group_runs, load_runs, summary_table, write_report
 from fedjax_lab.report.formats import format_report
 from fedjax_lab.report.sections import sections_of, tail_of
@@ -136,5 +138,113 @@ def test_scores_that_no_report_ranks_by_are_told(tmp_path):
     with pytest.warns(UserWarning, match="no run has .* The rows have auc"):
         assert "fedavg" in format_report([tmp_path / "run"], "csv")
     file.write_text(file.read_text().replace('"auc"', '"personal_auc"'))
-    with pytest.warns(UserWarning, match="The rows have personal_auc: return"):
+    with pytest.warns(UserWarning, match="The rows have personal_auc: name one as metric"):
         format_report([tmp_path / "run"], "csv")
+
+
+@pytest.mark.filterwarnings("ignore:no run has")
+def test_a_table_of_scores_needs_a_score(tmp_path):
+    rename_accuracy(write_run(tmp_path / "run"), "auc")
+    with pytest.raises(ValueError, match=r"a table of scores; no run has one .*: give metric"):
+        format_report([tmp_path / "run"], "csv", rows="method", columns="partition")
+
+
+def rename_accuracy(path, name):
+    file = path / "metrics.jsonl"
+    file.write_text(file.read_text().replace('"accuracy"', f'"{name}"'))
+
+
+def test_runs_without_a_known_score_have_no_chapter_of_it(tmp_path):
+    rename_accuracy(write_run(tmp_path / "run"), "auc")
+    text = summary_table(groups_of(tmp_path / "run"), 0.5)
+    headings = re.findall("^## (.*)", text, re.M)
+    assert headings == ["Time", "Settings", "Runs"]
+    assert "accuracy" not in text
+    with pytest.warns(UserWarning, match="The rows have auc"):
+        assert format_report([tmp_path / "run"], "latex") == ""
+
+
+@pytest.mark.parametrize("mode", ["max", "min"])
+def test_runs_are_compared_by_the_metric_that_is_named(mode, tmp_path, capsys):
+    curves = {
+        (name, seed): [level + 0.01 * seed * i for i in range(12)]
+        for name, level in (("fedavg", 0.5), ("scaffold", 0.6))
+        for seed in (0, 1, 2)
+    }
+    for (name, seed), curve in curves.items():
+        rename_accuracy(
+            write_run(tmp_path / f"{name}{seed}", curve, algorithm=name, seed=seed), "f1"
+        )
+    (section,) = sections_of(load_runs([tmp_path], metric="f1", mode=mode))
+    assert section.title == "digits, f1, 60 rounds"
+    table = accuracy_table(section.groups)
+    order = ["scaffold", "fedavg"] if mode == "max" else ["fedavg", "scaffold"]
+    assert column(table, "method") == order
+    extreme, of_all = ("highest f1", np.max) if mode == "max" else ("lowest f1", np.min)
+    for name, statistic in (
+        ("last f1", lambda curve: curve[-1]),
+        (extreme, of_all),
+        ("mean of rounds 55 to 60", lambda curve: np.mean(curve[-2:])),
+    ):
+        means = [
+            np.mean([statistic(curves[method, seed]) for seed in (0, 1, 2)]) for method in order
+        ]
+        shown = [float(cell.split(" ")[0]) for cell in column(table, name)]
+        np.testing.assert_allclose(shown, means, atol=5e-4)
+    behind = column(table, "behind the best")
+    assert behind[0] == "best"
+    np.testing.assert_allclose(float(behind[1].split(" ")[0]), 0.1, atol=1e-6)
+    out = [
+        "report",
+        str(tmp_path),
+        "--metric",
+        "f1",
+        "--mode",
+        mode,
+        "--out",
+        str(tmp_path / "out"),
+    ]
+    assert main([*out, "--rows", "method", "--columns", "partition"]) == 0
+    assert capsys.readouterr().out.splitlines()[1].startswith(order[0])
+    text = (tmp_path / "out" / "report.md").read_text()
+    assert "## Method by partition\n\nF1, mean over the last tenth" in text
+    assert re.findall(r"^## (.*)|^!\[.*\]\((.*)\)", text, re.M)[1:3] == [
+        ("", "score.png"),
+        ("F1", ""),
+    ]
+    assert "Up to the target" not in text
+    assert f"{'more' if mode == 'max' else 'less'} is better" in text
+
+
+def test_a_metric_that_cannot_compare_is_refused(tmp_path):
+    write_run(tmp_path / "run")
+    for chosen, message in (
+        ({"metric": "auc"}, "metric is 'auc'; .*run has round, .*accuracy"),
+        ({"mode": "min"}, "mode is 'min' and metric None"),
+        ({"metric": "loss", "mode": "less"}, "mode is 'less'"),
+        ({"compare": ["rounds"]}, "compare is 'rounds'"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            load_runs([tmp_path / "run"], **chosen)
+    write_run(tmp_path / "dead", [0.9, None], algorithm="scaffold", stopped="diverged", rounds=60)
+    rename_accuracy(tmp_path / "dead", "f1")
+    rename_accuracy(tmp_path / "run", "f1")
+    _, dead = accuracy_table(sections_of(load_runs([tmp_path], metric="f1"))[0].groups)[1:]
+    assert dead[0] == "scaffold"
+    assert set(dead[2:]) == {"-"}
+
+
+def test_settings_that_are_compared_share_a_section(tmp_path):
+    """As FedBuff and rounds with a deadline: also where it is part of the clients' times."""
+    shared = {"dataset": "digits", "times": "times.npz", "option": {}}
+    write_run(tmp_path / "fedbuff", run_config={**shared, "concurrency": 10})
+    write_run(tmp_path / "deadline", run_config={**shared, "deadline": 9.0})
+    write_run(tmp_path / "other", run_config={**shared, "times": "other.npz"})
+    for name, times in (("python", {}), ("python_deadline", {"deadline": 5.0})):
+        write_run(tmp_path / name, run_config={}, times={"upload": 2.0, **times})
+    assert len(sections_of(load_runs([tmp_path]))) == 5
+    sections = sections_of(load_runs([tmp_path], compare=["deadline"]))
+    found = sorted(sorted(g.runs[0].path.name for g in section.groups) for section in sections)
+    assert found == [["deadline", "fedbuff"], ["other"], ["python", "python_deadline"]]
+    labels = {group.label for section in sections for group in section.groups}
+    assert {"fedavg (deadline=9)", "fedavg (concurrency=10)"} <= labels
