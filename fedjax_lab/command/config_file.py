@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fedjax_lab.command.options import format_options
+from fedjax_lab.command.options import as_float, fits, format_options, in_words
 from fedjax_lab.machine.json_file import read_json
 
 _YAML_SUFFIXES = (".yaml", ".yml")
@@ -98,7 +98,7 @@ def convert(name: str, value: Any, hint: Any) -> Any:
     kinds = kinds_of(hint)
     if value is None and types.NoneType in kinds:
         return None
-    if typing.get_origin(kinds[0]) is tuple:
+    if typing.get_origin(hint) is tuple:
         options = name.endswith("option")
         if isinstance(value, Mapping) and options:
             return format_options(value)
@@ -108,22 +108,9 @@ def convert(name: str, value: Any, hint: Any) -> Any:
             return (value,)
         forms = '{name: value} or ["name=value", ...]' if options else '["name", ...]'
         raise TypeError(f"{name} is {value!r}; it must be {forms}.")
-    kind = kinds[0]
-    if kind is float and isinstance(value, int) and not isinstance(value, bool):
-        return _float_of(name, value)
-    if isinstance(value, kind) and not (kind is int and isinstance(value, bool)):
-        return value
-    words = {str: "text", int: "an integer", float: "a number", bool: "true or false"}
-    raise TypeError(f"{name} is {value!r}; it must be {words[kind]}.")
-
-
-def _float_of(name: str, value: int) -> float:
-    try:
-        return float(value)
-    except OverflowError as error:
-        raise ValueError(
-            f"{name} is an integer of {len(str(value))} digits; it is too large."
-        ) from error
+    if not fits(value, kinds):
+        raise TypeError(f"{name} is {value!r}; it must be {in_words(kinds)}.")
+    return as_float(name, value) if float in kinds else value
 
 
 def _parse_yaml(text: str) -> Any:

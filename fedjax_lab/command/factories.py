@@ -21,7 +21,7 @@ from typing import Any
 import flax.linen as nn
 
 from fedjax_lab.algorithms import ALGORITHMS
-from fedjax_lab.checks import check_choice
+from fedjax_lab.checks import check_choice, did_you_mean
 from fedjax_lab.data import DATASETS
 from fedjax_lab.data.sources import SCHEMES, TABLES
 from fedjax_lab.models import MODELS, Model, from_linen
@@ -112,7 +112,8 @@ def _imported(setting: str, name: str) -> Any:
     if not hasattr(module, attribute):
         functions = [n for n, v in vars(module).items() if callable(v) and not n.startswith("_")]
         raise ImportError(
-            f"{setting} is {name!r}; {path} has no {attribute}. It has "
+            f"{setting} is {name!r}; {path} has no {attribute}."
+            f"{did_you_mean(attribute, functions)} It has "
             f"{', '.join(sorted(functions)) or 'no function'}."
         )
     return getattr(module, attribute)

@@ -4,7 +4,7 @@ import inspect
 import math
 import types
 import typing
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 import optax
@@ -275,16 +275,47 @@ def _may_be_none(hint: Any, default: Any) -> bool:
     return default is None or type(None) in typing.get_args(hint)
 
 
+def fits(value: Any, kinds: Collection[type]) -> bool:
+    """Return True if a value is of one of some plain types; an int stands for a float.
+
+    Args:
+      value: a plain value.
+      kinds: some of bool, int, float and str.
+    """
+    if isinstance(value, bool):
+        return bool in kinds
+    return isinstance(value, tuple(kinds)) or (float in kinds and isinstance(value, int))
+
+
+def in_words(kinds: Collection[type]) -> str:
+    """Say what a value must be, such as "an integer or text".
+
+    Args:
+      kinds: as of ``fits``.
+    """
+    return " or ".join(words for kind, words in _KINDS.items() if kind in kinds)
+
+
+def as_float(what: str, value: float) -> float:
+    """Convert a number to a float.
+
+    Args:
+      what: names the value, for the error.
+      value: a float or an int.
+
+    Raises:
+      ValueError: it is an integer that is too large.
+    """
+    try:
+        return float(value)
+    except OverflowError as error:
+        digits = len(str(abs(value)))
+        raise ValueError(f"{what} is an integer of {digits} digits; it is too large.") from error
+
+
 def _check_finite(what: str, value: Any) -> None:
     for part in value if isinstance(value, tuple) else (value,):
-        try:
-            is_finite = not isinstance(part, (int, float)) or math.isfinite(part)
-        except OverflowError as error:
-            digits = len(str(abs(part)))
-            raise ValueError(
-                f"{what} is an integer of {digits} digits; it is too large."
-            ) from error
-        if not is_finite:
+        if isinstance(part, (int, float)) and not math.isfinite(as_float(what, part)):
             raise ValueError(f"{what} is {format_value(value)}; it must be finite.")
 
 
@@ -298,16 +329,14 @@ def _typed(what: str, value: Any, default: Any, hint: Any) -> Any:
         kinds = (
             {type(part) for part in default} if isinstance(default, tuple) and default else {int}
         )
-        fits, words = all(type(part) in kinds for part in value), "a tuple like 64,32"
+        is_right, words = all(type(part) in kinds for part in value), "a tuple like 64,32"
     else:
         kinds = _kinds_of(hint) or {type(default)} & _KINDS.keys()
-        allowed = (*kinds, int) if float in kinds else tuple(kinds)
-        fits = isinstance(value, allowed) and (bool in kinds or not isinstance(value, bool))
-        words = " or ".join(_KINDS[kind] for kind in _KINDS if kind in kinds)
+        is_right, words = fits(value, kinds), in_words(kinds)
         if not kinds:
-            fits = not (default is REQUIRED and isinstance(value, bool))
+            is_right = not (default is REQUIRED and isinstance(value, bool))
             words = "a number or text"
-    if not fits:
+    if not is_right:
         example = "" if default in (REQUIRED, None) else f", such as {format_value(default)}"
         raise ValueError(f"{what} is {format_value(value)}; it must be {words}{example}.")
     choices = _choices_of(hint)

@@ -11,7 +11,12 @@ import numpy as np
 
 from fedjax_lab import data
 from fedjax_lab.checks import check_choice, warn
-from fedjax_lab.command.settings import DEFAULT_TEST_SPLIT, DataSettings, said_of
+from fedjax_lab.command.settings import (
+    DEFAULT_TEST_SPLIT,
+    NATURAL_SCHEME,
+    DataSettings,
+    said_of,
+)
 from fedjax_lab.data.cells import Missing
 from fedjax_lab.data.columns import TableExamples, read_columns
 from fedjax_lab.data.federated import from_partition
@@ -24,8 +29,35 @@ TASKS = ("classification", "regression")
 SPLITS = ("clients", "examples")
 _FORMS = "clients:SHARE, examples:SHARE, or another file .csv, .tsv or .parquet"
 _NAMES = ("client", "x", "target", "task", "categories", "missing")
-_Part = tuple[np.ndarray, tuple[str, ...] | None]  # clients' numbers of examples, and names
 _ENDINGS = {"csv": (".csv", ".tsv"), "parquet": (".parquet",)}
+
+
+class _Split(NamedTuple):
+    """How the test set is taken: "clients" or "examples" and their share or number; or a file."""
+
+    unit: str = ""
+    share: float | int = 0
+    path: str | None = None
+
+
+class _Owners(NamedTuple):
+    """The clients of a table's rows: their names, and the number of each row's client [n]."""
+
+    names: tuple[str, ...]
+    of_rows: np.ndarray
+
+
+class _Clients(NamedTuple):
+    """Clients whose examples are in their order: the number of examples of each [N], and names."""
+
+    sizes: np.ndarray
+    names: tuple[str, ...] | None
+
+    def federation(self, examples: data.Examples) -> data.FederatedArrays:
+        """Create the federation of the examples."""
+        rows = np.arange(len(examples.y), dtype=np.int32)
+        partition = Partition(rows, np.asarray(self.sizes, np.int32), NATURAL_SCHEME, 0)
+        return from_partition(examples, partition, self.names)
 
 
 class TableData(NamedTuple):
@@ -79,23 +111,22 @@ def check_table(settings: DataSettings) -> None:
             "`fedjax-lab plan`, whose --target is a machine: --target-column) to the column to "
             "predict, and --client to the column of client ids."
         )
-    kind, share = _split(settings.test_split)
-    if kind == "clients" and share is not None and settings.client is None:
+    if _split(settings.test_split).unit == "clients" and settings.client is None:
         raise ValueError(
             f"test_split is {settings.test_split!r} and client None; to hold out clients, set "
             "--client to the column of their ids, or use --test-split examples:0.2."
         )
 
 
-def _split(text: str) -> tuple[str, float | int | None]:
-    """Parse a split: ("clients" or "examples", share or number), or (path of a file, None)."""
-    kind, _, amount = text.partition(":")
+def _split(text: str) -> _Split:
+    """Parse a split, such as "clients:0.2" or the path of a file."""
+    unit, _, amount = text.partition(":")
     if Path(text).suffix.lower() in FILES:
-        return text, None
+        return _Split(path=text)
     try:
-        check_choice("test_split", kind, SPLITS)
+        check_choice("test_split", unit, SPLITS)
         share = float(amount)
-        whole = kind == "clients" and share >= 1 and share.is_integer()
+        whole = unit == "clients" and share >= 1 and share.is_integer()
         if not (0 < share < 1 or whole):
             raise ValueError
     except ValueError:
@@ -103,7 +134,7 @@ def _split(text: str) -> tuple[str, float | int | None]:
             f"test_split is {text!r}; it must be {_FORMS}, such as clients:0.2 (a fifth of the "
             "clients), clients:3 or examples:0.2."
         ) from None
-    return kind, int(share) if whole else share
+    return _Split(unit, int(share) if whole else share)
 
 
 def load_table(settings: DataSettings, seed: int) -> TableData:
@@ -124,35 +155,34 @@ def load_table(settings: DataSettings, seed: int) -> TableData:
         table = Table(settings.dataset.partition(":")[2], parse_missing(settings.missing))
     inputs = settings.x or _other_columns(table, settings)
     found = _read(table, inputs, settings)
-    (x, y), owners, names, seen, own = found.examples, None, None, None, None
+    owners = None
     if found.ids is not None:
         about = f"client={settings.client!r}"
-        names, owners = number_owners(found.ids, settings.least_examples, about)
-    kind, share = _split(settings.test_split)
-    if share is None:
-        return _with_file(settings, kind, inputs, found, (names, owners))
-    if owners is None or names is None:
+        owners = _Owners(*number_owners(found.ids, settings.least_examples, about))
+    split = _split(settings.test_split)
+    if split.path is not None:
+        return _with_file(settings, split.path, inputs, found, owners)
+    x, y = found.examples
+    seen = own = None
+    if owners is None:
         order = np.random.default_rng(seed).permutation(len(y))
-        held = max(1, round(share * len(y)))
+        held = max(1, round(split.share * len(y)))
         train, test = np.sort(order[held:]), np.sort(order[:held])
     else:
-        rows = data.partition(np.arange(len(y), dtype=np.int32), owners, len(names), min_size=1)
-        rows = rows.share(rows.host_partition(), names)
+        numbers = np.arange(len(y), dtype=np.int32)
+        rows = data.partition(numbers, owners.of_rows, len(owners.names), min_size=1)
+        rows = rows.share(rows.host_partition(), owners.names)
         with said_of("test_split", settings.test_split):
-            if kind == "clients":
-                in_train, in_test = data.split_clients(rows, share, seed)
+            if split.unit == "clients":
+                in_train, in_test = data.split_clients(rows, split.share, seed)
             else:
-                in_train, in_test = data.split_examples(rows, share, seed)
-                own = _part(in_test)
-        seen = _part(in_train)
+                in_train, in_test = data.split_examples(rows, split.share, seed)
+                own = _Clients(np.asarray(in_test.sizes), in_test.names)
+        seen = _Clients(np.asarray(in_train.sizes), in_train.names)
         train, test = np.asarray(in_train.indices), np.asarray(in_test.indices)
     arrays = {"x_train": x[train], "y_train": y[train], "x_test": x[test], "y_test": y[test]}
     divided = _checked(settings, arrays, y, seen, own)
-    return divided._replace(table=hash_arrays((x, y, owners)))
-
-
-def _part(clients: data.FederatedArrays) -> _Part:
-    return np.asarray(clients.sizes), clients.names
+    return divided._replace(table=hash_arrays((x, y, owners and owners.of_rows)))
 
 
 def parse_missing(texts: Sequence[str]) -> Any:
@@ -247,23 +277,13 @@ def _checked(
     settings: DataSettings,
     arrays: Mapping[str, np.ndarray],
     y: np.ndarray,
-    seen: _Part | None,
-    own: _Part | None,
+    seen: _Clients | None,
+    own: _Clients | None,
 ) -> TableData:
     classes = None if y.dtype.kind == "f" else int(y.max()) + 1
     train, test = checked_splits(settings.dataset, arrays, classes)
-    clients, tests = (
-        None if part is None else _in_order(examples, part)
-        for examples, part in ((train, seen), (test, own))
-    )
-    return TableData(train, test, clients, tests, classes)
-
-
-def _in_order(examples: data.Examples, part: _Part) -> data.FederatedArrays:
-    """Create the federation of a part whose examples are sorted by client."""
-    (sizes, names), rows = part, np.arange(len(examples.y), dtype=np.int32)
-    of_clients = Partition(rows, np.asarray(sizes, np.int32), "natural", 0)
-    return from_partition(examples, of_clients, names)
+    clients = None if seen is None else seen.federation(train)
+    return TableData(train, test, clients, None if own is None else own.federation(test), classes)
 
 
 def _with_file(
@@ -271,16 +291,16 @@ def _with_file(
     path: str,
     inputs: Sequence[str],
     found: TableExamples,
-    clients: tuple[tuple[str, ...] | None, np.ndarray | None],
+    owners: _Owners | None,
 ) -> TableData:
     """Read the test set from another file, with the clients of its rows if it has their column."""
-    (x, y), (names, owners) = found.examples, clients
+    x, y = found.examples
     table = Table(path, parse_missing(settings.missing))
     (x_test, y_test), ids, *_ = _read(table, inputs, settings, found)
     seen = own = None
-    if names is not None and owners is not None:
-        order, sizes = np.argsort(owners, kind="stable"), np.bincount(owners)
-        seen = sizes, names
+    if owners is not None:
+        names, order = owners.names, np.argsort(owners.of_rows, kind="stable")
+        seen = _Clients(np.bincount(owners.of_rows), names)
         x, y = x[order], y[order]
         if ids is not None:
             of_rows = list(map(str, ids.tolist()))
@@ -290,7 +310,7 @@ def _with_file(
             order = np.argsort(of, kind="stable")
             x_test, y_test = x_test[order], y_test[order]  # rows of other clients come last
             counts = np.bincount(of, minlength=len(names) + 1)[:-1]
-            own = (counts, names) if counts.sum() else None
+            own = _Clients(counts, names) if counts.sum() else None
     arrays = {"x_train": x, "y_train": y, "x_test": x_test, "y_test": y_test}
     return _checked(settings, arrays, np.concatenate([y, y_test]), seen, own)
 

@@ -219,7 +219,10 @@ def test_clients_without_examples_are_taken_if_asked_for(package):
     ("words", "message"),
     [
         (["--algorithm", "own_pkg.none:f"], "the module own_pkg.none cannot be imported"),
-        (["--algorithm", "own_pkg.methods:halve_it"], "own_pkg.methods has no halve_it. It has"),
+        (
+            ["--algorithm", "own_pkg.methods:halvd"],
+            "own_pkg.methods has no halvd. Did you mean 'halved'",
+        ),
         (["--algorithm", "own_pkg.methods:number"], "which is a int; it must be a function"),
         (["--algorithm", "own_pkg.methods:nothing"], "returns is NoneType, not an Algorithm"),
         ([*OWN, "--option", "sare=1"], "sare is not an option of own_pkg.methods:halved. Did you"),
