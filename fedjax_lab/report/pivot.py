@@ -3,7 +3,7 @@
 import json
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from fedjax_lab.checks import check_choice
@@ -24,7 +24,6 @@ from fedjax_lab.report.sections import (
     MODEL_OPTION,
     SETTINGS,
     Section,
-    dataset_of,
     runs_of,
     score_of,
     sections_of,
@@ -86,12 +85,11 @@ class Pivot(NamedTuple):
     merged: dict[str, list[str]]
 
 
-class _Entry(NamedTuple):
-    """A group with its setting, and the section that it is compared in."""
+class _Setting(NamedTuple):
+    """A section, with its values of the axes that a table may have."""
 
-    group: Group
     section: Section
-    values: dict[str, Any]  # of the axes a section may have
+    values: dict[str, Any]
 
 
 def check_axes(rows: str | None, columns: str | None) -> tuple[str, str] | None:
@@ -131,23 +129,22 @@ def pivots_of(
       ValueError: no run has a setting of such a name, or a score; runs that differ are of one row
         or column; or as ``group_runs``.
     """
-    sections = [s for s in sections_of(runs) if s.score != UNKNOWN]
-    if not sections:
+    settings = [
+        _Setting(section, _values(section))
+        for section in sections_of(runs)
+        if section.score != UNKNOWN
+    ]
+    if not settings:
         raise ValueError(
             f"rows is {axes[0]!r} and columns {axes[1]!r}, a table of scores; no run has one that "
             "is known: give metric (--metric), the name of one."
         )
-    entries = [
-        _Entry(group, section, _values(group.runs[0], section))
-        for section in sections
-        for group in section.groups
-    ]
     for name in axes:
-        if name != METHOD and all(entry.values.get(name) is None for entry in entries):
+        if name != METHOD and all(one.values.get(name) is None for one in settings):
             raise ValueError(f"{name} is to be an axis of the table; no run has such a setting.")
-    tables: dict[str, list[_Entry]] = {}
-    for entry in entries:
-        tables.setdefault(_rest(entry, axes), []).append(entry)
+    tables: dict[str, list[_Setting]] = {}
+    for one in settings:
+        tables.setdefault(_rest(one, axes), []).append(one)
     rests = [{n: v for n, v in some[0].values.items() if n not in axes} for some in tables.values()]
     differ = [name for name in names_that_differ(rests) if name != "data_hash"]
     titles = [
@@ -156,71 +153,60 @@ def pivots_of(
     return [_pivot(t, some, axes, target) for t, some in zip(titles, tables.values(), strict=True)]
 
 
-def _values(run: Run, section: Section) -> dict[str, Any]:
+def _values(section: Section) -> dict[str, Any]:
+    run = section.groups[0].runs[0]
     data = {"data_hash": run.settings.get("data_hash")}
-    about = {"metric": section.score.metric, DATASET: dataset_of(run)}
+    about = {"metric": section.score.metric, DATASET: section.dataset}
     return {**about, **data, ROUNDS: section.rounds, **setting_of(run)}
 
 
-def _rest(entry: _Entry, axes: tuple[str, str]) -> str:
-    """Return the key of an entry's table."""
+def _rest(setting: _Setting, axes: tuple[str, str]) -> str:
+    """Return the key of a setting's table."""
     out = {*axes, *(("data_hash",) if set(axes) & set(_OF_DATA) else ())}
-    return json.dumps({n: v for n, v in entry.values.items() if n not in out}, sort_keys=True)
+    return json.dumps({n: v for n, v in setting.values.items() if n not in out}, sort_keys=True)
 
 
 def _pivot(
-    title: str, entries: Sequence[_Entry], axes: tuple[str, str], target: float | None
+    title: str, settings: Sequence[_Setting], axes: tuple[str, str], target: float | None
 ) -> Pivot:
-    runs = runs_of(entry.group for entry in entries)
-    score = score_of(runs)
-    labels, merged = _labels(entries)
-
-    def name(axis: str, place: int) -> str:
-        return labels[place] if axis == METHOD else show(entries[place].values.get(axis))
-
-    at = [(name(axes[0], place), name(axes[1], place)) for place in range(len(entries))]
-    _check_apart(entries, at, axes)
-    cells: dict[tuple[str, str], Cell] = {}
-    for section in {id(entry.section): entry.section for entry in entries}.values():
-        found = _cells(section, score, target)
-        for place, entry in enumerate(entries):
-            if entry.section is section:
-                cells[at[place]] = found[id(entry.group)]
-    rows, columns = ([place[axis] for place in at] for axis in (0, 1))
-
-    def order(axis: int, names: Iterable[str]) -> list[str]:
-        names = list(dict.fromkeys(names))
-        if axes[axis] != METHOD:
-            return sorted(names, key=_natural)
-        return sorted(names, key=lambda name: _loss(cells, score.sign, axis, name))
-
-    ordered = order(0, rows), order(1, columns)
-    return Pivot(title, axes, *ordered, cells, score, merged)
-
-
-def _check_apart(
-    entries: Sequence[_Entry], at: Sequence[tuple[str, str]], axes: tuple[str, str]
-) -> None:
-    """Check that each setting has a row or column of its own, and each group a cell.
+    """Fill a table, whose settings each need a row or column of their own, and groups a cell.
 
     Raises:
       ValueError: two settings or two groups differ in what the table does not show.
     """
+    score = score_of(runs_of(group for one in settings for group in one.section.groups))
+    labels, merged = _labels(settings)
     side = 1 - axes.index(METHOD)  # of the settings
-    of_name: dict[str, _Entry] = {}
-    of_cell: dict[tuple[str, str], _Entry] = {}
-    for place, entry in zip(at, entries, strict=True):
-        before, beside = of_name.setdefault(place[side], entry), of_cell.setdefault(place, entry)
-        if before.section is not entry.section:
-            names = names_that_differ([before.values, entry.values])
-            raise _not_shown(before, entry, f"{axes[side]} {place[side]}", names)
-        if beside is not entry:
-            names = names_that_differ([one.group.runs[0].settings for one in (beside, entry)])
-            raise _not_shown(beside, entry, " and ".join(place), names)
+    of_name: dict[str, _Setting] = {}
+    of_cell: dict[tuple[str, str], Group] = {}
+    cells: dict[tuple[str, str], Cell] = {}
+    for one, methods in zip(settings, labels, strict=True):
+        name, groups = show(one.values.get(axes[side])), one.section.groups
+        before = of_name.setdefault(name, one)
+        if before is not one:
+            names = names_that_differ([before.values, one.values])
+            first = before.section.groups[0], groups[0]
+            raise _not_shown(*first, f"{axes[side]} {name}", names)
+        found = _cells(one.section, score, target)
+        for group, method, cell in zip(groups, methods, found, strict=True):
+            place = (method, name) if side == 1 else (name, method)
+            beside = of_cell.setdefault(place, group)
+            if beside is not group:
+                names = names_that_differ([of.runs[0].settings for of in (beside, group)])
+                raise _not_shown(beside, group, " and ".join(place), names)
+            cells[place] = cell
+
+    def ordered(axis: int) -> list[str]:
+        names = list(dict.fromkeys(place[axis] for place in cells))
+        if axes[axis] != METHOD:
+            return sorted(names, key=_natural)
+        return sorted(names, key=lambda name: _loss(cells, score.sign, axis, name))
+
+    return Pivot(title, axes, ordered(0), ordered(1), cells, score, merged)
 
 
-def _not_shown(one: _Entry, other: _Entry, what: str, names: Sequence[str]) -> ValueError:
-    paths = " and ".join(str(entry.group.runs[0].path) for entry in (one, other))
+def _not_shown(one: Group, other: Group, what: str, names: Sequence[str]) -> ValueError:
+    paths = " and ".join(str(group.runs[0].path) for group in (one, other))
     return ValueError(
         f"{paths} are both of {what}, and the table does not show that they differ in "
         f"{', '.join(map(printable, names))}. Report them apart."
@@ -240,8 +226,8 @@ def _natural(text: str) -> list[Any]:
     return [(float(part), "") if place % 2 else (0.0, part) for place, part in enumerate(parts)]
 
 
-def _cells(section: Section, score: Score, target: float | None) -> dict[int, Cell]:
-    """Return id of a group -> its cell; groups are compared with the best one of the section."""
+def _cells(section: Section, score: Score, target: float | None) -> list[Cell]:
+    """Return the cell of each group; groups are compared with the best one of the section."""
     tail = tail_of(runs_of(section.groups))
 
     def measure(run: Run) -> float:
@@ -250,7 +236,7 @@ def _cells(section: Section, score: Score, target: float | None) -> dict[int, Ce
     leader = best_group(section.groups, measure)
     if target is None or not score.is_accuracy:
         target = default_target(section.groups, score)
-    found = {}
+    found = []
     for group in section.groups:
         difference = paired_difference(leader, group, measure) if leader else None
         tied = difference is not None and difference.within_noise
@@ -260,32 +246,32 @@ def _cells(section: Section, score: Score, target: float | None) -> dict[int, Ce
         rounds = estimate([math.nan if row is None else number(row["round"]) for row in reached])
         count = sum(row is not None for row in reached)
         unsolved = any(map(worst_residual, group.runs))
-        found[id(group)] = Cell(shown, mark, rounds, target, count, unsolved)
+        found.append(Cell(shown, mark, rounds, target, count, unsolved))
     return found
 
 
-def _labels(entries: Sequence[_Entry]) -> tuple[list[str], dict[str, list[str]]]:
-    """Return each entry's label, and the methods whose hyperparameters differ between settings.
+def _labels(settings: Sequence[_Setting]) -> tuple[list[list[str]], dict[str, list[str]]]:
+    """Return the groups' labels, and the methods whose hyperparameters differ between settings.
 
     A label names what differs within a setting. What differs between settings alone makes no other
     row, because the method may have been tuned there.
     """
-    runs = [entry.group.runs[0] for entry in entries]
-    labels = [run.algorithm for run in runs]
+    runs = [[group.runs[0] for group in one.section.groups] for one in settings]
+    within: dict[str, dict[str, None]] = {}
     merged: dict[str, list[str]] = {}
-    for method in set(labels):
-        places = [place for place, run in enumerate(runs) if run.algorithm == method]
-        sections: dict[int, list[Mapping[str, Any]]] = {}
-        for place in places:
-            of_section = sections.setdefault(id(entries[place].section), [])
-            of_section.append(parts_of(runs[place].settings))
-        within = dict.fromkeys(n for some in sections.values() for n in parts_that_differ(some))
-        own = [parts_of(_hyperparameters(runs[place])) for place in places]
-        if between := [name for name in parts_that_differ(own) if name not in within]:
+    for method in dict.fromkeys(run.algorithm for some in runs for run in some):
+        own = [[run for run in some if run.algorithm == method] for some in runs]
+        parts = [[parts_of(run.settings) for run in some] for some in own]
+        within[method] = dict.fromkeys(n for some in parts for n in parts_that_differ(some))
+        of_all = [parts_of(_hyperparameters(run)) for some in own for run in some]
+        if between := [n for n in parts_that_differ(of_all) if n not in within[method]]:
             merged[method] = between
-        for place in places:
-            labels[place] = label_of(method, shown_parts(parts_of(runs[place].settings), within))
-    return labels, merged
+
+    def label(run: Run) -> str:
+        shown = shown_parts(parts_of(run.settings), within[run.algorithm])
+        return label_of(run.algorithm, shown)
+
+    return [list(map(label, some)) for some in runs], merged
 
 
 def _hyperparameters(run: Run) -> dict[str, Any]:

@@ -164,11 +164,12 @@ def check_comparable(runs: Sequence[Run]) -> None:
     Raises:
       ValueError: they differ in data set, metric, number of rounds or setting.
     """
-    titles = [title for title, _, _ in _divided(runs)]
-    if len(titles) > 1:
+    parts = _divided(runs)
+    if len(parts) > 1:
+        titles = "; ".join(title for title, _ in _titles(parts))
         raise ValueError(
-            f"runs are of {'; '.join(titles)}: a table compares runs of one data set, metric, "
-            "number of rounds and setting; sections_of puts those together."
+            f"runs are of {titles}: a table compares runs of one data set, metric, number of "
+            "rounds and setting; sections_of puts those together."
         )
 
 
@@ -181,51 +182,60 @@ def sections_of(runs: Iterable[Run]) -> list[Section]:
     Raises:
       ValueError: as ``group_runs``.
     """
+    parts = _divided(runs)
     return [
-        Section(title, dataset_of(some[0]), some[0].config["rounds"], groups, setting)
-        for title, some, setting in _divided(list(runs))
-        for groups in [best_first(group_runs(some))]
+        Section(
+            title,
+            dataset_of(some[0]),
+            some[0].config["rounds"],
+            best_first(group_runs(some)),
+            setting,
+        )
+        for some, (title, setting) in zip(parts, _titles(parts), strict=True)
     ]
 
 
-def _divided(runs: Sequence[Run]) -> list[tuple[str, list[Run], dict[str, Any]]]:
-    """Return (title, runs, settings that differ from other sections), in the order of the runs."""
-    found: dict[Any, list[Run]] = {}
-    metrics = {id(run): score_of([run]).metric for run in runs}
-    for run in sorted(runs, key=lambda run: not metrics[id(run)]):  # those without one come last
-        about, metric = _task(run), metrics[id(run)]
+def _divided(runs: Iterable[Run]) -> list[list[Run]]:
+    """Divide runs into comparable ones; both are in the order of the runs."""
+    about = [(run, _task(run), score_of([run]).metric) for run in runs]
+    known: dict[Any, str] = {}
+    for _, task, metric in about:
+        if metric:
+            known.setdefault(task, metric)
+    parts: dict[Any, list[Run]] = {}
+    for run, task, metric in about:
         # A run that diverged at once has no metric; it is judged by that of the others.
-        known = [key for key in found if key[0] == about]
-        found.setdefault(known[0] if known and not metric else (about, metric), []).append(run)
-    order = {id(run): place for place, run in enumerate(runs)}
-    parts = [sorted(some, key=lambda run: order[id(run)]) for some in found.values()]
-    parts.sort(key=lambda some: order[id(some[0])])
-    titles = [_title(some) for some in parts]
-    settings: list[dict[str, Any]] = [{} for _ in parts]
-    for title in set(titles):
-        alike = [place for place, other in enumerate(titles) if other == title]
-        differing = differing_settings([parts[place][0] for place in alike])
-        for place, setting in zip(alike, differing, strict=True):
-            settings[place] = setting
-            titles[place] += "".join(f", {printable(n)} {show(v)}" for n, v in setting.items())
+        parts.setdefault((task, metric or known.get(task)), []).append(run)
+    return list(parts.values())
+
+
+def _titles(parts: Sequence[Sequence[Run]]) -> list[tuple[str, dict[str, Any]]]:
+    """Return the title of each part, and its settings that differ from those of parts like it."""
+    titles, whole = [_title(some) for some in parts], [setting_of(some[0]) for some in parts]
+    differ = {
+        title: names_that_differ(
+            [one for one, of in zip(whole, titles, strict=True) if of == title]
+        )
+        for title in titles
+    }
+    settings = [
+        {name: one[name] for name in differ[title] if name in one}
+        for one, title in zip(whole, titles, strict=True)
+    ]
+    titles = [
+        title + "".join(f", {printable(n)} {show(v)}" for n, v in setting.items())
+        for title, setting in zip(titles, settings, strict=True)
+    ]
+    data = [f", data {some[0].settings.get('data_hash', 'unknown')}" for some in parts]
     return [
-        (f"{title}, data {some[0].settings.get('data_hash', 'unknown')}", some, setting)
-        if titles.count(title) > 1
-        else (title, some, setting)
-        for title, some, setting in zip(titles, parts, settings, strict=True)
+        (title + hash * (titles.count(title) > 1), setting)
+        for title, hash, setting in zip(titles, data, settings, strict=True)
     ]
 
 
 def _task(run: Run) -> tuple[Any, ...]:
     data = run.settings.get("data_hash") or dataset_of(run)
     return data, run.config["rounds"], json.dumps(setting_of(run), sort_keys=True)
-
-
-def differing_settings(runs: Sequence[Run]) -> list[dict[str, Any]]:
-    """Return for each run its settings that differ among the runs."""
-    found = [setting_of(run) for run in runs]
-    differ = names_that_differ(found)
-    return [{name: one[name] for name in differ if name in one} for one in found]
 
 
 def _title(runs: Sequence[Run]) -> str:

@@ -377,9 +377,10 @@ def section_text(section: Section, target: float | None = None, level: int = 2) 
 def _scores(groups: Sequence[Group], mark: str) -> list[str]:
     """Format the chapter of scores; none if nothing is known to compare the runs by."""
     runs = runs_of(groups)
-    score, table = score_of(runs), accuracy_table(groups)
+    score = score_of(runs)
     if not score.metric:
         return []
+    table = accuracy_table(groups)
     several = any(len(group.runs) > 1 for group in groups)
     interval = f" Mean ± 95 % interval over the seeds (Student's t). {PAIRED}" if several else ""
     better = "less" if score.sign < 0 else "more"
