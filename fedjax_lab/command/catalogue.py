@@ -15,6 +15,7 @@ from fedjax_lab import models, tree
 from fedjax_lab.algorithms import ALGORITHMS, PUBLISHED, Published
 from fedjax_lab.command.options import REQUIRED, algorithm_options, describe_options
 from fedjax_lab.machine.keys import seeded
+from fedjax_lab.markdown import Cells
 
 # factory -> (the method's name, its paper), in reading order.
 SOURCES: dict[str, tuple[str, str]] = {
@@ -179,7 +180,7 @@ def table() -> str:
     """Format the catalogue as a Markdown table."""
     head = ["factory", "method", "paper", "up", "down", "client state", "gradients a step"]
     head += ["options and defaults"]
-    rows = [head, ["---"] * len(head)]
+    rows = []
     for name in SOURCES:
         row = entry(name)
         sizes = list(traffic(row))
@@ -188,7 +189,14 @@ def table() -> str:
         described = describe_options(row.options)
         cells = [f"`{name}`", row.method, row.paper, *sizes, str(row.gradients)]
         rows.append([*cells, f"`{described}`" if described else ""])
-    return "\n".join("| " + " | ".join(cells) + " |" for cells in rows)
+    return _markdown([head, *rows])
+
+
+def _markdown(rows: Cells) -> str:
+    """Format a table whose columns are not padded, so that a change of one row is one line."""
+    head, *body = rows
+    lines = [head, ["---"] * len(head), *body]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
 
 def page() -> str:
@@ -227,12 +235,12 @@ of the run, such as schedules; you have to set them yourself.
 def published_table() -> str:
     """Format the settings of published codes as a Markdown table."""
     head = ["factory", "code", "options", "clipping and weight decay", "settings of the run"]
-    rows = [head, ["---"] * len(head)]
+    rows = []
     for name, found in PUBLISHED.items():
         options = describe_options(found.options)
         shown = f"`{options}`" if options else ""
         rows.append([f"`{name}`", found.code, shown, clipping(found), found.also])
-    return "\n".join("| " + " | ".join(cells) + " |" for cells in rows)
+    return _markdown([head, *rows])
 
 
 def clipping(found: Published) -> str:

@@ -11,6 +11,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import jax
+
 from fedjax_lab.command import listings
 from fedjax_lab.command.commands import (
     PROG,
@@ -32,8 +34,12 @@ from fedjax_lab.command.rerun import rerun_command
 from fedjax_lab.command.screen import one_line, print_rows, show_warning
 from fedjax_lab.command.sweeping import sweep_command
 from fedjax_lab.command.tuning import tune_command
+from fedjax_lab.machine.target import named
+from fedjax_lab.report.reading import read_summary
 from fedjax_lab.simulation.processes import ElsewhereError
 from fedjax_lab.simulation.stop import forget_signal
+from fedjax_lab.storage.run_dir import SUMMARY
+from fedjax_lab.storage.saved_run import export_params, load_run
 from fedjax_lab.version import __version__
 
 _MISTAKE = 2
@@ -89,9 +95,6 @@ def _print(text: str) -> int:
 
 
 def _export(command: ExportCommand) -> int:
-    from fedjax_lab.report.reading import read_summary
-    from fedjax_lab.storage.run_dir import SUMMARY
-    from fedjax_lab.storage.saved_run import export_params, load_run
 
     run = load_run(command.run_dir)
     params = run.params
@@ -122,12 +125,9 @@ def _export(command: ExportCommand) -> int:
 
 
 def _plan(command: PlanCommand) -> int:
-    import jax
-
     if command.target != "here":  # a plan for another machine needs no accelerator of this one
         jax.config.update("jax_platforms", "cpu")
     from fedjax_lab.command.runner import build
-    from fedjax_lab.machine.target import named
     from fedjax_lab.simulation.plan import plan
 
     config = command.settings.resolve()

@@ -7,6 +7,8 @@ import sys
 import time
 from typing import Any, NoReturn
 
+import jax
+
 from fedjax_lab.checks import check_int
 from fedjax_lab.command.commands import PROG, RunCommand
 
@@ -43,8 +45,6 @@ def join(command: RunCommand) -> None:
         return
     found = {name: _found(name, value) for name, value in given.items()}
     _check(found)
-    import jax
-
     if jax.distributed.is_initialized():
         return
     address, count, place = found.values()
@@ -80,8 +80,6 @@ def leave() -> NoReturn:
     Process 0 waits until the others have printed their errors, because JAX ends those that outlive
     it.
     """
-    import jax
-
     sys.stdout.flush()
     if jax.process_index() == 0:
         time.sleep(_GRACE)

@@ -10,17 +10,26 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import jax
+
 from fedjax_lab.checks import check_int
 from fedjax_lab.command.combinations import list_runs
 from fedjax_lab.command.commands import PROG, RunCommand
 from fedjax_lab.command.config import RunConfig
 from fedjax_lab.command.config_file import format_settings, is_yaml
 from fedjax_lab.command.distributed import join, leave
+from fedjax_lab.command.factories import own_sources
 from fedjax_lab.command.reports import print_tables
 from fedjax_lab.command.screen import print_rows
 from fedjax_lab.estimates import digits_of_amount
 from fedjax_lab.machine.atomic_files import new_file
 from fedjax_lab.machine.json_file import read_json
+from fedjax_lab.machine.program_cache import keep_by_default
+from fedjax_lab.report import Run, load_runs
+from fedjax_lab.report.runs import SETTINGS
+from fedjax_lab.report.sections import tail_of
+from fedjax_lab.report.statistics import ERROR, best, last, lowest, number
+from fedjax_lab.report.tables import seed_table
 from fedjax_lab.simulation.history import SimulationResult
 from fedjax_lab.simulation.processes import Processes
 from fedjax_lab.simulation.stop import compiles_still
@@ -36,10 +45,6 @@ def start(cpu_devices: int | None = None, quiet: bool = False) -> None:
     Raises:
       ValueError, TypeError: ``cpu_devices`` is not a positive integer.
     """
-    import jax
-
-    from fedjax_lab.machine.program_cache import keep_by_default
-
     keep_by_default(quiet)
     if cpu_devices is not None:
         count = check_int("cpu_devices", cpu_devices, minimum=1)
@@ -100,8 +105,6 @@ def _printed(command: RunCommand, configs: Sequence[RunConfig]) -> dict[str, Any
 def _run_one(command: RunCommand, config: RunConfig) -> int:
     result = _run(command, config, progress=not command.quiet)
     if not command.quiet and result.history:
-        from fedjax_lab.report import load_runs
-
         print()
         print_rows(_facts(load_runs([str(config.output.run_dir)])[0]))
     return _status(result, config)
@@ -135,7 +138,6 @@ def finished_before(config: RunConfig) -> dict[str, Any] | None:
     Raises:
       FileExistsError: it was made by other versions of the user's own code.
     """
-    from fedjax_lab.command.factories import own_sources
     from fedjax_lab.command.runner import are_the_data_of
 
     path = Path(str(config.output.run_dir))
@@ -212,10 +214,6 @@ def status_of(result: SimulationResult) -> int:
 
 def _show_all(command: RunCommand, configs: Sequence[RunConfig], lists: Mapping[str, Any]) -> None:
     """Print what several runs come to: a table of methods and settings, or one of seeds."""
-    from fedjax_lab.report import load_runs
-    from fedjax_lab.report.sections import SETTINGS
-    from fedjax_lab.report.tables import seed_table
-
     if len(configs) == 1:
         return
     paths = [Path(str(config.output.run_dir)) for config in configs]
@@ -228,15 +226,12 @@ def _show_all(command: RunCommand, configs: Sequence[RunConfig], lists: Mapping[
     columns = "partition" if "partition" in lists or not axes else axes[0]
     parent = command.settings.output.run_dir
     shown = [parent] if parent is not None else map(str, paths)
-    print_tables(shown, rows="method", columns=columns)
+    print_tables(load_runs(shown), rows="method", columns=columns)
     print(f"{PROG} report {parent or 'runs'} --rows method --columns {columns}: the whole report")
 
 
-def _facts(run: Any) -> list[list[str]]:
+def _facts(run: Run) -> list[list[str]]:
     """Return the summary of a run: rows of (name, value) under a header."""
-    from fedjax_lab.report.sections import tail_of
-    from fedjax_lab.report.statistics import ERROR, best, last, lowest, number
-
     row, summary, tail = run.rows[-1], run.summary, tail_of([run])
 
     def percent(value: float) -> str:

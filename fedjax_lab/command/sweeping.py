@@ -15,6 +15,7 @@ from fedjax_lab.command.screen import file_to_write, print_rows
 from fedjax_lab.estimates import estimate, format_estimate
 from fedjax_lab.machine.atomic_files import write_text
 from fedjax_lab.markdown import Cells
+from fedjax_lab.report.csv_text import estimates_csv
 from fedjax_lab.simulation.sweep_result import Point, SweepResult, check_seeds, list_points
 
 # Column -> (metric, "last" or "best" evaluation, scale, digits).
@@ -189,8 +190,6 @@ def sweep_table(result: SweepResult) -> Cells:
 
 def sweep_csv(result: SweepResult) -> str:
     """Format a CSV line for each point and metric of the last evaluation: mean, half_width, n."""
-    from fedjax_lab.report.csv_text import estimates_csv
-
     lines = [
         ([repr(value) for value in point.values()], name, estimate(list(values[place])))
         for place, point in enumerate(result.points)

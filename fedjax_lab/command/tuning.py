@@ -15,6 +15,8 @@ from fedjax_lab.command.launch import DIVERGED, start
 from fedjax_lab.command.screen import file_to_write
 from fedjax_lab.command.sweeping import at_point, may_vary, parse_numbers, warn_of_attackers
 from fedjax_lab.machine.atomic_files import write_text
+from fedjax_lab.report.search_figure import search_figure
+from fedjax_lab.report.style import save
 from fedjax_lab.tuning.search_result import Diverged, SearchResult
 from fedjax_lab.types import Params, PyTree
 
@@ -57,9 +59,6 @@ def tune_command(command: TuneCommand) -> int:
     if out is not None:
         write_text(out, found.markdown() if out.suffix == ".md" else found.csv())
     if figure is not None:
-        from fedjax_lab.report.search_figure import search_figure
-        from fedjax_lab.report.style import save
-
         save(search_figure(found), figure)
     if written:
         print("", *written, sep="\n")

@@ -73,7 +73,6 @@ def format_report(
       ImportError: matplotlib or markdown-it-py is missing, which HTML needs.
     """
     check_choice("format", form, FORMATS)
-    check_target(target)
     axes = check_axes(rows, columns)
     chosen: Any = {"metric": metric, "mode": mode, "compare": compare}
     if form == "html" and axes is None:

@@ -56,10 +56,33 @@ def write_report(
         ``columns`` is not allowed.
       ImportError: matplotlib is missing.
     """
+    runs = load_runs(directories, metric=metric, mode=mode, compare=compare)
+    return write_pages(
+        runs, out, target=target, title=title, figures=figures, rows=rows, columns=columns
+    )
+
+
+def write_pages(
+    runs: list[Run],
+    out: str | Path | None = None,
+    *,
+    target: float | None = None,
+    title: str = "Report",
+    figures: str = "png",
+    rows: str | None = None,
+    columns: str | None = None,
+) -> Path:
+    """Write what ``write_report`` writes, of runs that are loaded.
+
+    Args:
+      runs: from ``load_runs``.
+      out, target, title, figures, rows, columns: as of ``write_report``.
+
+    Raises:
+      ValueError, ImportError: as ``write_report``.
+    """
     check_choice("figures", figures, FORMS)
     axes = check_axes(rows, columns)
-    check_target(target)
-    runs = load_runs(directories, metric=metric, mode=mode, compare=compare)
     check_target(target, runs)
     sections = sections_of(runs)
     warn_of_unknown_scores(sections)
@@ -77,7 +100,7 @@ def write_report(
     return folder / REPORT
 
 
-def check_target(target: float | None, runs: Sequence[Run] = ()) -> None:
+def check_target(target: float | None, runs: Sequence[Run]) -> None:
     """Check the target accuracy.
 
     Raises:
@@ -86,7 +109,7 @@ def check_target(target: float | None, runs: Sequence[Run] = ()) -> None:
     if target is None:
         return
     check_number("target", target, minimum=0.0, maximum=1.0, exclusive_minimum=True)
-    if runs and not any(score_of([run]).is_accuracy for run in runs):
+    if not any(score_of([run]).is_accuracy for run in runs):
         raise ValueError(f"target is {target}, an accuracy; these runs have none: omit it.")
 
 
