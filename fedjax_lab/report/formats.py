@@ -3,7 +3,6 @@
 import tempfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
 from fedjax_lab.checks import check_choice
 from fedjax_lab.estimates import NOTHING
@@ -24,7 +23,7 @@ from fedjax_lab.report.runs import load_runs
 from fedjax_lab.report.sections import sections_of, warn_of_unknown_scores
 from fedjax_lab.report.statistics import UNKNOWN
 from fedjax_lab.report.tables import UNSOLVED, accuracy_table, report_text
-from fedjax_lab.report.write import check_target, write_report
+from fedjax_lab.report.write import check_target, write_pages
 
 _BOLD = "\0"  # before the text of a cell in bold type; no text has it
 FORMATS = ("markdown", "html", "latex", "csv")
@@ -74,12 +73,11 @@ def format_report(
     """
     check_choice("format", form, FORMATS)
     axes = check_axes(rows, columns)
-    chosen: Any = {"metric": metric, "mode": mode, "compare": compare}
+    runs = load_runs(directories, metric=metric, mode=mode, compare=compare)
     if form == "html" and axes is None:
         with tempfile.TemporaryDirectory() as folder:
-            report = write_report(directories, folder, target=target, title=title, **chosen)
+            report = write_pages(runs, folder, target=target, title=title)
             return report.with_suffix(".html").read_text(encoding="utf-8")
-    runs = load_runs(directories, **chosen)
     check_target(target, runs)
     sections = sections_of(runs)
     warn_of_unknown_scores(sections)

@@ -287,8 +287,8 @@ def _without_training_scores(row: Mapping[str, Any], config: Mapping[str, Any]) 
 
 
 def _without_scores(row: Mapping[str, Any], score: Score | None) -> dict[str, Any]:
-    names = _SCORES if score is None else (*_SCORES, score.name)
-    return {name: None if name.startswith(names) else value for name, value in row.items()}
+    chosen = None if score is None else score.name
+    return {n: None if n == chosen or n.startswith(_SCORES) else v for n, v in row.items()}
 
 
 def with_own(row: Mapping[str, Any]) -> dict[str, Any]:

@@ -143,7 +143,7 @@ def accuracy_table(groups: Sequence[Group], measure: Callable[[Run], float] | No
     ]
 
     def row(group: Group, values: list[Estimate], behind: list[str]) -> list[str]:
-        shown = [format_estimate(value, of) for value, of in zip(values, digits, strict=True)]
+        shown = map(format_estimate, values, digits)
         return [marked(group), str(len(group.runs)), *shown, *behind]
 
     compared = measure or by_tail
@@ -218,21 +218,15 @@ def seed_table(runs: Sequence[Run]) -> Cells:
     """
     columns = measures(runs, tail_of(runs))
     columns = {n: f for n, f in columns.items() if not n.startswith(_NOT_OF_SEEDS)}
-    score = score_of(runs)
-    means = [estimate([f(run) for run in runs]) for f in columns.values()]
-    digits = [_digits(name, [mean], score) for name, mean in zip(columns, means, strict=True)]
-    rows = [
-        [
-            str(run.seed),
-            *(
-                format_estimate(estimate([f(run)]), of)
-                for f, of in zip(columns.values(), digits, strict=True)
-            ),
-        ]
-        for run in runs
+    score, several = score_of(runs), [*([run] for run in runs), runs]
+    estimates = [[estimate(list(map(f, of))) for f in columns.values()] for of in several]
+    digits = [
+        _digits(name, [mean], score) for name, mean in zip(columns, estimates[-1], strict=True)
     ]
-    mean = ["mean ± 95 %", *map(format_estimate, means, digits)]
-    return [["seed", *(name.replace(" of clients (%)", " (%)") for name in columns)], *rows, mean]
+    names = [*(str(run.seed) for run in runs), "mean ± 95 %"]
+    head = ["seed", *(name.replace(" of clients (%)", " (%)") for name in columns)]
+    rows = zip(names, estimates, strict=True)
+    return [head, *([name, *map(format_estimate, row, digits)] for name, row in rows)]
 
 
 def target_table(groups: Sequence[Group], target: float) -> Cells:
