@@ -128,7 +128,8 @@ def score_of(runs: Iterable[Run]) -> Score:
     """
     runs = list(runs)
     names = {name for run in runs for row in run.rows for name in row}
-    for chosen in (run.score for run in runs if run.score is not None):
+    chosen = next((run.score for run in runs if run.score is not None), None)
+    if chosen is not None:
         return chosen if chosen.name in names else UNKNOWN
     is_personal = any(name.startswith(_PERSONAL) for name in names)
     for metric, sign in ((ERROR, -1.0), (ACCURACY, 1.0)):

@@ -210,7 +210,7 @@ def test_the_same_run_twice_is_no_second_seed(tmp_path):
 @pytest.mark.slow
 def test_null_is_not_a_number(tmp_path):
     groups = groups_of(write_run(tmp_path / "a", [0.5, 0.6, None], worst=None))
-    assert accuracy_table(groups)[1] == ["fedavg", "1", "60.00", "-", "-", "-", "-", "-"]
+    assert accuracy_table(groups)[1] == ["fedavg", "1", "60.00", "-", "-", "-", "-"]
     assert default_target(groups) == 0.57
     assert math.isnan(groups[0].runs[0].values("loss")[-1])
     out = tmp_path / "out"
