@@ -343,8 +343,6 @@ def hint_of(build: Callable[..., Any], name: str, known: Collection[str]) -> str
 
     Args:
       build: a factory, whose module has ``SYMBOLS`` if its paper has any.
-      name: the unknown argument.
-      known: the factory's arguments.
     """
     symbols: Symbols = getattr(inspect.getmodule(build), "SYMBOLS", {})
     if meant := meant_by(name, symbols, known):

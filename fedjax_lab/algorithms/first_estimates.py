@@ -23,7 +23,6 @@ def until_sync(training: LocalTraining, first: jax.Array, steps: int) -> Callabl
     Args:
       training: knows the rate of each global local step.
       first: int32 scalar, the global local step of the round's first one.
-      steps: K, the local steps of a round.
     """
 
     def lr(k, num_steps):
@@ -43,7 +42,6 @@ def first_estimates(
     made before the run, by somebody for certain, so that no round computes anything for it.
 
     Args:
-      gradient: taken over all valid examples of the round.
       estimates: a client's gradient -> its message; the server gets the means.
       first_step: (server, means, ``Cohort``) -> the server that has started.
     """
@@ -85,9 +83,6 @@ def take_first_estimates(
     """Take the first estimates and return the server after them; no round takes them again.
 
     Args:
-      first_exchange: phase that ``first_estimates`` returned.
-      server, clients: the method's state before.
-      num_clients: N.
       batch: round 0's batch. None: the server stays as it is, and the first round takes them; so
         does a later one if nobody takes part in this batch.
     """

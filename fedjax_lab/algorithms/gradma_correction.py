@@ -32,7 +32,6 @@ class Correction(NamedTuple):
 
         Args:
           values: pytree [...], or [m, ...] with one of ``axes``.
-          axes: number of leading axes.
         """
         return join_leaves(values, axes) if self.scope == "global" else values
 

@@ -56,11 +56,7 @@ def at_step(value: ScalarOrSchedule, step: jax.Array, steps: int) -> Scalar:
 
 
 def is_plain_zero(value: ScalarOrSchedule) -> bool:
-    """Return True for a number that is 0; traced numbers and schedules may change.
-
-    Args:
-      value: a number, a traced scalar, or a schedule.
-    """
+    """Return True for a number that is 0; traced numbers and schedules may change."""
     return isinstance(value, (int, float)) and value == 0
 
 
@@ -87,8 +83,6 @@ def check_unused(argument: str, value: Any, default: Any, where: str) -> None:
     """Refuse a value for an argument that a method does not use as it is made.
 
     Args:
-      argument: its name.
-      value: what was given.
       default: what stands there if nothing was.
       where: what does not use it, such as "variant 'base'".
 
@@ -100,11 +94,7 @@ def check_unused(argument: str, value: Any, default: Any, where: str) -> None:
 
 
 def has_parts(transform: Any) -> bool:
-    """Return True for what has optax's ``init`` and ``update``, such as ``optax.MultiSteps``.
-
-    Args:
-      transform: any value.
-    """
+    """Return True for what has optax's ``init`` and ``update``, such as ``optax.MultiSteps``."""
     return not isinstance(transform, type) and all(
         callable(getattr(transform, part, None)) for part in ("init", "update")
     )
@@ -112,10 +102,6 @@ def has_parts(transform: Any) -> bool:
 
 def check_transform(name: str, transform: Any) -> None:
     """Check that an argument is None or an optax transformation that keeps the direction's sign.
-
-    Args:
-      name: the argument's name.
-      transform: what was given for it.
 
     Raises:
       TypeError: it is no transformation.
@@ -146,9 +132,7 @@ def meant_by(word: str, symbols: Symbols, arguments: Container[str]) -> dict[str
     """Return {argument: symbol} for the symbols that a keyword such as "lam" or "beta_1" spells.
 
     Args:
-      word: what was given as a keyword.
       symbols: those of the method's papers, in Latin letters, such as "1/lambda" or "beta_1".
-      arguments: those of the method.
     """
     meant: dict[str, str] = {}
     for symbol, names in symbols.items():

@@ -38,8 +38,6 @@ def start_with_params(
     """Start a method whose server holds the global model only, and whose clients are stateless.
 
     Args:
-      params: the initial global model.
-      num_clients: N.
       batch: not used.
     """
     return ParamsServer(params), ()
@@ -56,13 +54,7 @@ def broadcast_params(server: PyTree, round: jax.Array) -> Params:
 
 
 def keep_server(server: PyTree, messages: dict, cohort: Cohort) -> tuple[PyTree, Metrics]:
-    """Return the server unchanged: the server half of an exchange that only informs the clients.
-
-    Args:
-      server: any server state.
-      messages: what the clients sent, which is nothing.
-      cohort: who took part.
-    """
+    """Return the server unchanged: the server half of an exchange that only informs the clients."""
     return server, {}
 
 

@@ -49,7 +49,6 @@ def complete_batch(
     Args:
       batch: the batch of a round; only the shapes of traced fields are checked.
       num_clients: int32 scalar N.
-      client_map: determines the number of slots and their order.
 
     Raises:
       TypeError: a field is a list.

@@ -81,7 +81,6 @@ class Traffic(NamedTuple):
         """Compute the metrics of a round that count bytes; traced.
 
         Args:
-          cohort: cohort of the round.
           metrics: the round's other metrics. ``communicated`` is 0 in a round without messages.
         """
         found: Metrics = {}
@@ -119,11 +118,7 @@ class Traffic(NamedTuple):
         return total(self.up, self.extra), total(self.down, self.extra_down)
 
     def of_clients(self, num_clients: int) -> tuple[Any, Any]:
-        """Compute the bytes that each client sends and receives in a round: numbers or float [N].
-
-        Args:
-          num_clients: N.
-        """
+        """Compute the bytes that each client sends and receives in a round, numbers or [N]."""
         if self.parts is None:
             return self.up, self.down
         whole, parts_of = self.parts

@@ -33,11 +33,8 @@ def clipped_gradient(
 
     Args:
       loss_fn: (params, examples [1, ...], key) -> losses [1], or (losses, metrics).
-      params: where the gradient is taken.
       examples: pytree [B, ...].
       mask: bool [B], which examples are real; None: all.
-      key: PRNG key of the step.
-      clip: maximum norm of an example's gradient, over all leaves.
       noise: standard deviation of the noise on the sum of the gradients, as a multiple of ``clip``;
         None: no noise.
 

@@ -28,8 +28,6 @@ def sum_in_order(values: PyTree, axis: str, devices: int) -> PyTree:
 
     Args:
       values: pytree of arrays; each leaf has the same shape on all devices.
-      axis: the mesh axis.
-      devices: number of devices along the axis.
     """
     if devices == 1:
         return values
@@ -49,7 +47,6 @@ def send_rows(rows: PyTree, send: Callable[[jax.Array], jax.Array], devices: int
     Args:
       rows: pytree of arrays [S, ...].
       send: [S, ...] -> [T, ...], a collective that does not mix the values of a row.
-      devices: number of devices.
 
     Returns:
       Pytree of arrays [T, ...].

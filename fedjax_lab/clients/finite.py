@@ -52,7 +52,6 @@ def is_finite(values: PyTree, look: jax.Array) -> jax.Array:
     """Return whether all values are finite; without a check, return True.
 
     Args:
-      values: pytree of arrays.
       look: bool scalar, whether to check; the same for all clients.
     """
     return jax.lax.cond(look, tree.all_finite, lambda _: jnp.asarray(True), values)
@@ -62,7 +61,6 @@ def is_cohort_finite(sums: PyTree, of_clients: PyTree) -> jax.Array:
     """Return a bool scalar: whether the results of a cohort are finite.
 
     Args:
-      sums: pytree of arrays, the aggregated messages.
       of_clients: pytree of arrays [S, ...], rows and messages that are not aggregated.
     """
     if held_layout() is None:

@@ -87,12 +87,7 @@ def paths_of(params: PyTree) -> list[str]:
 
 
 def split(params: PyTree, leaves: Leaves) -> tuple[PyTree, PyTree]:
-    """Split params into (other leaves, these leaves), both like the params with None for the rest.
-
-    Args:
-      params: pytree of arrays or shapes.
-      leaves: which go into the second part.
-    """
+    """Split params into (other leaves, these leaves), each with None in place of the others."""
 
     def part(these: bool) -> PyTree:
         return jax.tree_util.tree_map_with_path(
@@ -127,7 +122,6 @@ def one_after_the_other(
     """Build a ``step_transform``: a round's first steps move these leaves, the rest the others.
 
     Args:
-      leaves: which are first.
       steps: how many steps move them, at least 0, may be traced; 0: they never move.
       transform: of the leaves that move; what it makes of the others is dropped. None: nothing.
     """

@@ -88,12 +88,6 @@ def initial_state(
     A random key in it, such as that of ``optax.add_noise``, is the same for all clients and rounds.
     The client's key is folded into it, so that they draw different numbers.
 
-    Args:
-      transform: optax transformation.
-      params: the local params before the first step.
-      key: the client's key of the round.
-      name: the argument that it was given as.
-
     Raises:
       ValueError: it turns some leaves round, as an optimizer inside ``optax.masked`` does.
     """
@@ -294,11 +288,7 @@ class LocalResult(NamedTuple):
 
 
 def metrics_of(report: dict[str, Any]) -> dict[str, tuple[jax.Array, jax.Array]]:
-    """Return a client's report without the local params: name -> (total, weight), float scalars.
-
-    Args:
-      report: report that ``client_update`` returned.
-    """
+    """Return a client's report without the local params: name -> (total, weight), float scalars."""
     return {name: value for name, value in report.items() if name != LOCAL_PARAMS}
 
 
@@ -318,7 +308,6 @@ def _scan_steps(body, carry, xs, needed):
 
     Args:
       body: (carry, step) -> (carry, totals, zero in a step that is skipped).
-      carry: pytree.
       xs: leaves [K, ...].
       needed: bool [K]; None: ``body`` decides alone.
     """

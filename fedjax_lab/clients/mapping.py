@@ -118,9 +118,6 @@ def single_device_map(target: Target | None = None) -> str:
 def check_client_map(client_map: str) -> str:
     """Check that a text is the name of a client map, for any number of devices, and return it.
 
-    Args:
-      client_map: the text.
-
     Raises:
       TypeError: it is not a string.
       ValueError: the name is unknown, or a number in it is no positive integer.
@@ -138,7 +135,6 @@ def parse_client_map(
     Args:
       client_map: such as "scan", "chunk:8", "shard_map:2/vmap" or "auto".
       target: the machine whose devices it uses; None: the current machine.
-      argument: name of the argument, for errors.
 
     Raises:
       TypeError: it is not a string.

@@ -66,11 +66,7 @@ _OF_FLAX = (
 
 
 def takes_mask(function: Callable[..., Any]) -> bool:
-    """Return True if a function has an argument named ``mask``.
-
-    Args:
-      function: a loss or another function of examples.
-    """
+    """Return True if a function has an argument named ``mask``."""
     return parameter_of(function, "mask") is not None
 
 
@@ -80,9 +76,7 @@ def mask_argument(
     """Return the keyword arguments that tell a function which examples are real.
 
     Args:
-      function: a loss or another function of examples.
       mask: bool [B]; None: all examples are real.
-      size: B.
 
     Returns:
       {} for a function without an argument ``mask``. Else {"mask": bool [B]}; if all examples are
@@ -97,20 +91,12 @@ def mask_argument(
 
 
 def original_of(loss_fn: LossFn) -> Callable[..., Any]:
-    """Return the caller's own function of a loss that a wrapper has made of it.
-
-    Args:
-      loss_fn: a loss.
-    """
+    """Return the caller's own function of a loss that a wrapper has made of it."""
     return getattr(loss_fn, "original", loss_fn)
 
 
 def needs_constants(function: Callable[..., Any]) -> bool:
-    """Return True if a function has an argument named ``constants`` without a default.
-
-    Args:
-      function: a loss.
-    """
+    """Return True if a function has an argument named ``constants`` without a default."""
     named = parameter_of(function, "constants")
     return named is not None and named.default is named.empty
 
@@ -119,7 +105,6 @@ def constants_argument(function: Callable[..., Any], constants: PyTree) -> dict[
     """Return the keyword arguments that pass a client's constants to a loss.
 
     Args:
-      function: a loss.
       constants: the client's constants; without leaves: there are none.
 
     Returns:
@@ -143,7 +128,6 @@ def with_constants(loss_fn: LossFn, constants: PyTree) -> LossFn:
 
     Args:
       loss_fn: a loss; without an argument ``constants`` it is returned unchanged.
-      constants: as in ``constants_argument``.
 
     Raises:
       ValueError: as ``constants_argument``.
@@ -169,9 +153,7 @@ def apply_loss(
       loss_fn: (params, examples, key) -> losses, float [B], or (losses, {name: [B] or scalar}). If
         it has an argument named ``mask``, it gets bool [B], True for real examples; with None as
         its default, it gets None if all examples are real.
-      params: params of the model.
       examples: pytree [B, ...].
-      key: PRNG key of the loss.
       mask: bool [B], passed to the loss; None: all examples are real. Losses are not masked here.
 
     Raises:
@@ -228,11 +210,7 @@ def _metric(name: Any, value: Any, losses: jax.Array) -> jax.Array:
 
 
 def is_reserved(name: str) -> bool:
-    """Return True for a name of the library's own metrics.
-
-    Args:
-      name: of a metric.
-    """
+    """Return True for a name of the library's own metrics."""
     return name in OWN_METRICS or name.startswith(PER_CLIENT)
 
 
@@ -240,7 +218,6 @@ def with_frozen_weights(loss_fn: LossFn, frozen: PyTree) -> LossFn:
     """Convert the loss of an ``Algorithm`` to a function of (params, examples, key).
 
     Args:
-      loss_fn: ``algorithm.loss_fn``.
       frozen: frozen weights for the loss; () if there are none.
     """
     return functools.partial(loss_fn, frozen=frozen) if jax.tree.leaves(frozen) else loss_fn
@@ -261,12 +238,6 @@ class Measures:
 
     def of(self, params: Params, grads: PyTree, loss: jax.Array, taken: Set[str]) -> Metrics:
         """Compute the measures of one gradient, in the dtype of the loss.
-
-        Args:
-          params: the point of the gradient.
-          grads: the raw gradient.
-          loss: the mean loss, a scalar.
-          taken: names of the loss function's own metrics.
 
         Raises:
           ValueError: a name is in ``taken``, or a measure is no scalar.
@@ -289,7 +260,6 @@ def add_measures(batch: ClientBatch, measures: Mapping[str, Measure]) -> ClientB
     """Add measures to a batch; of two with one name the batch's stays, that of an outer wrapper.
 
     Args:
-      batch: batch of a client.
       measures: name -> measure.
     """
     known = {} if batch.measures is None else dict(batch.measures.named)

@@ -64,11 +64,7 @@ class ModelLayout:
         return jax.tree_util.tree_map_with_path(spec, values)
 
     def constrain(self, values: PyTree) -> PyTree:
-        """Constrain traced values that belong to the model to its division; others are unchanged.
-
-        Args:
-          values: pytree of arrays.
-        """
+        """Divide traced values that belong to the model as it is divided; others are unchanged."""
         around = jax.sharding.get_abstract_mesh()  # ``clients`` is manual
         mesh = self.mesh if around.empty else around
         specs = self.specs(values, PartitionSpec.UNCONSTRAINED)
@@ -81,11 +77,7 @@ class ModelLayout:
         return jax.tree.map(constrain, specs, values, is_leaf=_is_spec)
 
     def shardings(self, specs: PyTree) -> PyTree:
-        """Convert specs to shardings on the mesh.
-
-        Args:
-          specs: pytree of ``PartitionSpec``.
-        """
+        """Convert specs to shardings on the mesh."""
         return jax.tree.map(lambda spec: NamedSharding(self.mesh, spec), specs, is_leaf=_is_spec)
 
     def _of(self, path: tuple[Any, ...], shape: tuple[int, ...]):
@@ -103,10 +95,7 @@ def model_layout(
     """Compute how a model is divided; None if the mesh has no axis ``model``.
 
     Args:
-      params: the global model, or its shapes.
       mesh: mesh of the client map, or None.
-      params_sharding: as in ``simulate``.
-      frozen: frozen weights, or their shapes.
 
     Raises:
       TypeError: ``params_sharding`` contains or returns something other than a ``PartitionSpec``.
@@ -154,10 +143,6 @@ def shard_largest(leaf: Any, devices: int) -> PartitionSpec:
 
     Of several such axes, the last one is divided. An array without such an axis is copied to each
     device.
-
-    Args:
-      leaf: an array, or its shape.
-      devices: number of devices along the axis ``model``.
     """
     shape = tuple(leaf.shape)
     fits = [axis for axis, length in enumerate(shape) if length and length % devices == 0]
@@ -226,8 +211,6 @@ def on_mesh(
     """Place arrays on the devices of a mesh; arrays that ``model`` already divides stay in place.
 
     Args:
-      values: pytree of arrays.
-      mesh: the mesh.
       place: (leaf, length of the axis ``model``) -> spec of the other arrays; None: a copy on each
         device.
     """
@@ -272,13 +255,7 @@ def hold_layout(layout: ModelLayout) -> Iterator[None]:
 def on_each_part(
     function: Callable[..., PyTree], layout: ModelLayout, in_specs: PyTree, out_specs: PyTree
 ) -> Callable[..., PyTree]:
-    """Apply a function to the parts on each device; it can sum over the axis ``model``.
-
-    Args:
-      function: function of traced arrays.
-      layout: layout of the round that is traced.
-      in_specs, out_specs: specs of its arguments and results, from ``ModelLayout.specs``.
-    """
+    """Apply a function to the parts on each device; it can sum over the axis ``model``."""
     around = jax.sharding.get_abstract_mesh()
     return jax.shard_map(
         function,

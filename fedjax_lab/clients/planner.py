@@ -70,8 +70,6 @@ def choose_map(
     Args:
       round_of: client map -> round function for ``target``. The function is only traced; it is
         compiled if ``needs`` is None.
-      state: state of the method, or its shapes.
-      batch: a ``CohortBatch``, or its shapes.
       target: the machine; None: the current machine.
       needs: client map -> bytes of its program, from the compiler; not called for a CPU. None: if
         the target has devices, their compiler is asked about the round.
@@ -159,8 +157,6 @@ def at_once(client_map: str, slots: int, target: Target) -> int:
 
     Args:
       client_map: name of a client map, except "auto" and "measure".
-      slots: clients of the cohort, S.
-      target: the machine.
     """
     outer, _, share = client_map.partition("/")
     kind, _, size = outer.partition(":")
@@ -194,7 +190,6 @@ def fastest(
     """Find the fastest client map; returns (client map, whether the answer was stored before).
 
     Args:
-      candidates: client maps, the one that is expected to be the fastest first.
       seconds_of: client map -> measured seconds.
       key: values that the answer depends on, as JSON: method, shapes, machine, versions.
     """

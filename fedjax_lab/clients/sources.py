@@ -99,11 +99,7 @@ def on_any_device(values: PyTree) -> PyTree:
 
 
 def shapes_of_bound(values: PyTree) -> PyTree:
-    """Replace arrays that are bound to devices by their shapes.
-
-    Args:
-      values: pytree of arrays.
-    """
+    """Replace arrays that are bound to devices by their shapes."""
     return jax.tree.map(
         lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) if _is_bound(leaf) else leaf,
         values,

@@ -76,7 +76,6 @@ def client_mesh(devices: Sequence[Any], parts: int = 0) -> Mesh:
     """Create the mesh of the devices that divide a cohort, with the axis ``clients``.
 
     Args:
-      devices: JAX devices, in the order of their shares.
       parts: length of a second axis ``model``; 0: no second axis.
 
     Raises:

@@ -34,10 +34,7 @@ def check_leaves(
     """Refuse a transformation of single leaves, such as ``optax.masked``, that turns one round.
 
     Args:
-      name: the argument that it was given as.
-      transform: optax transformation, of which ``direction`` says nothing.
       params: of the structure that it is made for; only numbers of axes count.
-      state: its state for them.
 
     Raises:
       ValueError: it contains an optimizer, whose updates are to be added and not descended.

@@ -45,8 +45,6 @@ def build_algorithm(
     """Build the method of a resolved config.
 
     Args:
-      config: the settings.
-      loss_fn: loss function, for most methods.
       model, preprocess: for methods such as MOON, which look inside the model.
       changed: hyperparameters that replace the config's and may be traced: client_lr,
         server_lr, clip_norm, weight_decay, dp_clip_norm, dp_noise_multiplier, or the method's own.

@@ -118,9 +118,6 @@ def entry(name: str) -> Entry:
 
     CFedAvg's row is that of the identity compressor.
 
-    Args:
-      name: a key of ``ALGORITHMS``.
-
     Raises:
       KeyError: no method has this name.
     """
@@ -156,11 +153,7 @@ def _rounded(value: float) -> float:
 
 
 def size(value: float) -> str:
-    """Format a size as text: 0, d, 2d.
-
-    Args:
-      value: in units of d.
-    """
+    """Format a size as text: 0, d, 2d."""
     number = f"{value:g}"
     return {"0": "0", "1": "d"}.get(number, f"{number}d")
 
@@ -169,9 +162,6 @@ def traffic(row: Entry) -> tuple[str, str, str]:
     """Format uplink, downlink and client state as text, such as 2d.
 
     Methods with personal leaves have u (shared leaves) and h (personal leaves) instead of d.
-
-    Args:
-      row: row of the catalogue.
     """
     return _IN_PARTS.get(row.name) or (size(row.up), size(row.down), size(row.client_state))
 
@@ -244,11 +234,7 @@ def published_table() -> str:
 
 
 def clipping(found: Published) -> str:
-    """Describe where a published code clips and decays.
-
-    Args:
-      found: entry of ``PUBLISHED``.
-    """
+    """Describe where a published code clips and decays."""
     if found.clip_norm is None and not found.weight_decay:
         return "none"
     on = {"gradient": "gradient", "step": "step", "prox step": "step without prox_weight * y"}

@@ -30,7 +30,6 @@ def read_client_model(
     of the run is changed.
 
     Args:
-      run_dir: directory of a run of the command line.
       client: id in [0, N), or the client's name where clients have names; a name counts first.
       data_dir: folder with the files of the data set. None: the usual places.
 

@@ -60,8 +60,6 @@ def list_runs(settings: RunConfig, lists: Lists, seeds: Sequence[int] = ()) -> l
     the name of the run with the settings that have several values.
 
     Args:
-      settings: of all runs.
-      lists: settings with several values.
       seeds: each combination is run once with each of them. (): with ``seed``.
 
     Raises:
@@ -98,9 +96,6 @@ def list_runs(settings: RunConfig, lists: Lists, seeds: Sequence[int] = ()) -> l
 def check_lists(lists: Lists) -> None:
     """Check that each setting has at least one value, and none twice.
 
-    Args:
-      lists: settings with several values.
-
     Raises:
       ValueError: one has none, or one twice.
     """
@@ -133,11 +128,7 @@ class Assignment(NamedTuple):
         return self.text.partition("=")[2]
 
     def is_of(self, method: str) -> bool:
-        """Return True if it says something of a method.
-
-        Args:
-          method: its name.
-        """
+        """Return True if it says something of a method."""
         return self.method in ("", method)
 
 
@@ -147,9 +138,7 @@ def read_assignments(
     """Read texts NAME=VALUE and METHOD.NAME=VALUE.
 
     Args:
-      argument: the argument's name, for the error.
       texts: such as "momentum=0.5" or "scaffold.server_lr=1".
-      methods: the names of all methods.
 
     Raises:
       ValueError: a method is none of these.
@@ -165,10 +154,6 @@ def read_assignments(
 
 def check_options(texts: Sequence[str], methods: Sequence[str]) -> None:
     """Check that all methods have the options that are given to all of them.
-
-    Args:
-      texts: NAME=VALUE of all methods, METHOD.NAME=VALUE of one.
-      methods: their names.
 
     Raises:
       ValueError: a method lacks an option, or is none of these.
@@ -188,11 +173,6 @@ def check_options(texts: Sequence[str], methods: Sequence[str]) -> None:
 
 def options_of(texts: Sequence[str], method: str, methods: Sequence[str]) -> tuple[str, ...]:
     """Return the options of one method.
-
-    Args:
-      texts: NAME=VALUE of all methods, METHOD.NAME=VALUE of one.
-      method: its name.
-      methods: all names.
 
     Raises:
       ValueError: a text is of another method than these.

@@ -48,9 +48,6 @@ _NEEDS = (
 def check_config(config: Any) -> None:
     """Check all settings except the options of the method and of the model.
 
-    Args:
-      config: a ``RunConfig``, whose clients are filled in.
-
     Raises:
       ValueError, TypeError: a setting is unknown, out of range, or incompatible with another.
       FileNotFoundError: ``data_dir`` is not a directory.

@@ -34,9 +34,6 @@ def read_settings(path: str | Path) -> dict[str, Any]:
 
     From a run directory's config.json it reads the settings of the run, ``run_config``.
 
-    Args:
-      path: the file.
-
     Raises:
       FileNotFoundError: there is no such file.
       ValueError: it cannot be read, or has other contents.
@@ -61,7 +58,6 @@ def format_settings(values: Mapping[str, Any], form: str) -> str:
     """Format settings as the text of a file for ``read_settings``.
 
     Args:
-      values: {setting: value}.
       form: "yaml" or "json".
     """
     if form == "json":
@@ -76,11 +72,7 @@ def format_settings(values: Mapping[str, Any], form: str) -> str:
 
 
 def kinds_of(hint: Any) -> tuple[Any, ...]:
-    """Return the types of a hint: those of a union, or the one that it is.
-
-    Args:
-      hint: type of a setting.
-    """
+    """Return the types of a hint: those of a union, or the one that it is."""
     return typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
 
 
@@ -88,8 +80,6 @@ def convert(name: str, value: Any, hint: Any) -> Any:
     """Convert a value of a file to the type of its setting, if it can be one.
 
     Args:
-      name: the setting.
-      value: a plain value of YAML or JSON.
       hint: type of the setting: str, int, float, bool, tuple[str, ...], or one of these or None.
 
     Raises:

@@ -65,8 +65,6 @@ def check_known(setting: str, name: str, argument: str | None = None) -> None:
     """Check that a method, model or data set exists; code outside the package is imported.
 
     Args:
-      setting: a key of ``ENTRY_POINTS``.
-      name: its value.
       argument: name of the argument in errors; None: ``setting``.
 
     Raises:
@@ -123,10 +121,8 @@ def build_model(name: str, outputs: int, options: Mapping[str, Any]) -> Model:
     """Build a model from its factory.
 
     Args:
-      name: a value of the setting ``model``.
       outputs: number of outputs for an example; passed as ``num_classes`` if the factory has this
         argument.
-      options: other arguments of the factory.
 
     Raises:
       TypeError: the factory returns neither a ``Model`` nor a module of flax linen.

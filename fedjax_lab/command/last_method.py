@@ -23,7 +23,6 @@ def last_or_new(config: RunConfig, data: str, make: Callable[[], Made]) -> Made:
 
     Args:
       config: the settings, resolved, without code of the user's own, which may change.
-      data: hash of the training and test data.
       make: function of nothing that makes whatever depends on the settings and the data alone.
     """
     kept = config.settings()

@@ -29,11 +29,7 @@ TABLES = {
 
 
 def algorithms(*, markdown: bool = False) -> str:
-    """List every method: paper, traffic, client state, gradients, options and defaults.
-
-    Args:
-      markdown: write the documentation's page of the methods instead.
-    """
+    """List every method: paper, traffic, client state, gradients, options and defaults."""
     if markdown:
         return catalogue.page()
     entries = []
@@ -132,9 +128,6 @@ def _entry(name: str, factory: Any, *lines: str) -> str:
 
 def recipe(name: str | None) -> str:
     """Return the source of a recipe; without a name, list the first lines of all recipes.
-
-    Args:
-      name: of its module in ``fedjax_lab.recipes``.
 
     Raises:
       ValueError: there is no such recipe.

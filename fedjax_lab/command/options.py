@@ -36,7 +36,6 @@ def parse_options(
 
     Args:
       texts: such as "margin=0.1".
-      argument: the argument's name, for the error.
       of_text: {name: may be none} of options whose values stay text.
 
     Raises:
@@ -59,7 +58,6 @@ def parse_options_of(setting: str, name: str, texts: Iterable[str]) -> dict[str,
 
     Args:
       setting: "algorithm", "model" or "dataset".
-      name: its value.
       texts: such as "margin=0.1".
 
     Raises:
@@ -103,11 +101,7 @@ def _parse_value(text: str) -> Any:
 
 
 def format_options(options: Mapping[str, Any]) -> tuple[str, ...]:
-    """Format options, the inverse of ``parse_options``.
-
-    Args:
-      options: {name: value}.
-    """
+    """Format options, the inverse of ``parse_options``."""
     return tuple(f"{name}={format_value(value)}" for name, value in options.items())
 
 
@@ -115,7 +109,6 @@ def algorithm_options(algorithm: str, server_optimizer: Any = None) -> dict[str,
     """Return a method's hyperparameters and their defaults, ``REQUIRED`` without a default.
 
     Args:
-      algorithm: a key of ``ALGORITHMS``.
       server_optimizer: for fedopt, a key of ``SERVER_OPTIMIZERS``; the server optimizer's
         hyperparameters are then options. None: adam.
 
@@ -136,9 +129,6 @@ def algorithm_options(algorithm: str, server_optimizer: Any = None) -> dict[str,
 def float_options(algorithm: str, server_optimizer: Any = None) -> list[str]:
     """Return the float hyperparameters of a method, which a sweep can vary.
 
-    Args:
-      algorithm, server_optimizer: as in ``algorithm_options``.
-
     Raises:
       ValueError: one of the names is unknown.
     """
@@ -158,7 +148,6 @@ def derived_options(algorithm: str, num_clients: int | None) -> dict[str, Any]:
     """Return defaults for required arguments of a factory, if there is a suggestion.
 
     Args:
-      algorithm: a method.
       num_clients: N; None: not known yet.
     """
     options = defaults_of(find("algorithm", algorithm))
@@ -171,12 +160,7 @@ def derived_options(algorithm: str, num_clients: int | None) -> dict[str, Any]:
 
 
 def defaults_of(function: Callable[..., Any], leave_out: Iterable[str] = ()) -> dict[str, Any]:
-    """Return a function's arguments and their defaults, ``REQUIRED`` without a default.
-
-    Args:
-      function: any function.
-      leave_out: arguments to omit.
-    """
+    """Return a function's arguments and their defaults, ``REQUIRED`` without a default."""
     parameters = inspect.signature(function).parameters
     several = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     return {
@@ -210,8 +194,6 @@ def check_options(setting: str, name: str, given: Mapping[str, Any]) -> dict[str
 
     Args:
       setting: "algorithm", "model" or "dataset".
-      name: its value.
-      given: {option: value}, from ``parse_options``.
 
     Returns:
       The options, with the types of the function's arguments.
@@ -279,7 +261,6 @@ def fits(value: Any, kinds: Collection[type]) -> bool:
     """Return True if a value is of one of some plain types; an int stands for a float.
 
     Args:
-      value: a plain value.
       kinds: some of bool, int, float and str.
     """
     if isinstance(value, bool):
@@ -288,11 +269,7 @@ def fits(value: Any, kinds: Collection[type]) -> bool:
 
 
 def in_words(kinds: Collection[type]) -> str:
-    """Say what a value must be, such as "an integer or text".
-
-    Args:
-      kinds: as of ``fits``.
-    """
+    """Say what a value must be, such as "an integer or text"."""
     return " or ".join(words for kind, words in _KINDS.items() if kind in kinds)
 
 
@@ -300,7 +277,6 @@ def as_float(what: str, value: float) -> float:
     """Convert a number to a float.
 
     Args:
-      what: names the value, for the error.
       value: a float or an int.
 
     Raises:
@@ -350,11 +326,7 @@ def _typed(what: str, value: Any, default: Any, hint: Any) -> Any:
 
 
 def server_lr_of(algorithm: str) -> str:
-    """Return a method's default server learning rate, or "required", or "none taken".
-
-    Args:
-      algorithm: a method.
-    """
+    """Return a method's default server learning rate, or "required", or "none taken"."""
     parameters = inspect.signature(find("algorithm", algorithm)).parameters
     if algorithm == "fedopt":
         return "required"
@@ -368,7 +340,6 @@ def check_server_lr(algorithm: str, server_lr: float | None) -> None:
     """Check that a server learning rate is given if and only if a method takes one.
 
     Args:
-      algorithm: a key of ``ALGORITHMS``.
       server_lr: the given value, or None.
 
     Raises:
@@ -386,9 +357,6 @@ def check_server_lr(algorithm: str, server_lr: float | None) -> None:
 def published_settings(algorithm: str) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the ({setting: value}, {option: value}) of a method's published code.
 
-    Args:
-      algorithm: a method.
-
     Raises:
       ValueError: the method has no known published code.
     """
@@ -403,11 +371,7 @@ def published_settings(algorithm: str) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def describe_options(options: Mapping[str, Any]) -> str:
-    """Format options and defaults in one line.
-
-    Args:
-      options: {name: default}, ``REQUIRED`` where there is none.
-    """
+    """Format options and defaults in one line."""
     derived = {"memory_size": "num_clients, at most 100"}
     return ", ".join(
         f"{name} ({derived.get(name, 'required')})"

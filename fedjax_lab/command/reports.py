@@ -58,10 +58,6 @@ def print_tables(
 ) -> None:
     """Print what a report decides: of each section, or with axes a table of methods and settings.
 
-    Args:
-      runs: from ``load_runs``.
-      target, rows, columns: as of ``write_report``.
-
     Raises:
       ValueError: as ``write_report``.
     """

@@ -63,9 +63,6 @@ def rerun_command(command: RerunCommand) -> int:
 def finished_config(run_dir: str | Path) -> RunConfig:
     """Read the settings of a finished run of the command line.
 
-    Args:
-      run_dir: its directory.
-
     Raises:
       FileNotFoundError: there is no run in the directory.
       ValueError: the run has not ended, or the command line did not make it.

@@ -207,10 +207,6 @@ def are_the_data_of(before: Mapping[str, Any], config: RunConfig) -> bool:
 
     Clients of an array of ids and client times are files of their own, which only a run compares.
 
-    Args:
-      before: contents of config.json.
-      config: the settings, resolved.
-
     Raises:
       ValueError, FileNotFoundError, ImportError: the data set, or what reads it, is not there.
       KeyError: the file lacks an entry.
@@ -409,11 +405,6 @@ def simulate_setup(
 ) -> SimulationResult:
     """Run what ``build`` built, or resume it; a finished run is only read.
 
-    Args:
-      config: the settings, resolved.
-      setup: from ``build(config)``.
-      progress, on_row: as in ``run``.
-
     Raises:
       ValueError, TypeError, FileExistsError: as ``simulate``.
     """
@@ -460,11 +451,7 @@ def _run_dir(config: RunConfig) -> Path:
 
 
 def describe_partition(clients: data.FederatedArrays) -> dict[str, Any]:
-    """Return the contents of partition.json: scheme, seed, hash, names, label histogram.
-
-    Args:
-      clients: the federation.
-    """
+    """Return the contents of partition.json: scheme, seed, hash, names, label histogram."""
     labels, names = labels_of(clients.examples), clients.names
     distance = histogram = None
     if labels is not None:

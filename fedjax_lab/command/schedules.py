@@ -32,11 +32,6 @@ def client_schedule(text: str, client_lr: Any, rounds: int) -> ScalarOrSchedule:
     warmup_cosine:ROUNDS            linear from r / ROUNDS to r in ROUNDS rounds, then cosine to 0
     ==============================  ==============================================================
 
-    Args:
-      text: one of these.
-      client_lr: r, a number or traced.
-      rounds: total number of rounds.
-
     Raises:
       ValueError: ``text`` has another form, or a number in it is not allowed.
     """
@@ -51,11 +46,7 @@ def client_schedule(text: str, client_lr: Any, rounds: int) -> ScalarOrSchedule:
 
 
 def depends_on_rounds(text: str) -> bool:
-    """Return True if a schedule depends on the total number of rounds.
-
-    Args:
-      text: as of ``client_schedule``.
-    """
+    """Return True if a schedule depends on the total number of rounds."""
     return text.partition(":")[0] in _TO_THE_END
 
 

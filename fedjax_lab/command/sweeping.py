@@ -64,10 +64,8 @@ def run_sweep(
     ``seed``), up to rounding; but attackers are those of the config's ``seed`` in all runs.
 
     Args:
-      config: the settings of all runs.
       points: hyperparameters, such as those of ``sweep_points``.
       seeds: each point is run once with each seed.
-      progress: show progress on stderr.
 
     Raises:
       ValueError, TypeError, FileNotFoundError, ImportError: as ``runner.build`` and ``sweep``.
@@ -112,7 +110,6 @@ def sweep_points(texts: Iterable[str], settings: RunConfig) -> tuple[list[Point]
 
     Args:
       texts: such as "client_lr=0.1,0.01".
-      settings: of all runs.
 
     Raises:
       ValueError, TypeError: a text has another form, names something that cannot be varied, or has
@@ -137,9 +134,7 @@ def parse_numbers(given: str, values: str, form: str) -> list[float]:
     """Parse numbers with commas between them.
 
     Args:
-      given: names the argument and its value, for errors.
       values: such as "0.1,0.01".
-      form: what is allowed, for errors.
 
     Raises:
       ValueError: one is no number, or stands twice.

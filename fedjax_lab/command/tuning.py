@@ -72,8 +72,6 @@ def space_of(
 
     Args:
       texts: such as "client_lr=log:0.001:1", "momentum=0.5,0.9" or "scaffold.server_lr=0.5,1".
-      method: its name.
-      methods: all names.
       options: options of the method as NAME=VALUE, on which its hyperparameters may depend.
 
     Raises:

@@ -48,9 +48,6 @@ _EXAMPLE_SIZE = 1_000_000
 def describe(name: str) -> list[str]:
     """Describe a compressor: its text form, its arguments, and the bytes of its messages.
 
-    Args:
-      name: a key of ``COMPRESSORS``.
-
     Raises:
       KeyError: no compressor has this name.
     """

@@ -325,7 +325,6 @@ def _search(holds, dtype, width, count, k) -> tuple[jax.Array, jax.Array]:
 
     Args:
       holds: x -> bools, in parts of any shape; True for fewer numbers the larger x is.
-      dtype: unsigned dtype of x.
       width: number of low bits of x that may be set; None: all.
       count: number of Trues of ``holds(0)``, at least ``k``.
       k: number of wanted Trues.

@@ -15,7 +15,6 @@ def new_file(path: Path, mode: str = "w", **options: Any) -> IO[Any]:
     Args:
       path: the file; its folder exists.
       mode: "w" or "wb".
-      **options: as in ``open``.
     """
     path.unlink(missing_ok=True)
     options = options if "b" in mode else {"encoding": "utf-8", **options}
@@ -53,7 +52,6 @@ def write_text(path: Path, text: str) -> None:
 
     Args:
       path: the file; its folder exists.
-      text: its content.
     """
     with write_atomically(path) as file:
         file.write(text)

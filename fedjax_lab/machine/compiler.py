@@ -197,9 +197,7 @@ def abstract(values: Any, devices: tuple[Any, ...], split: bool = False) -> Any:
     """Return the shapes of ``values``, with a copy on each of ``devices``.
 
     Args:
-      values: pytree of arrays, of tracers or of shapes.
       devices: JAX devices; empty: JAX's default placement.
-      split: shard the leading axis over the devices instead.
     """
     place: Any = None
     if len(devices) == 1:
@@ -219,8 +217,6 @@ def mesh_of(devices: tuple[Any, ...], axis: str, **inner: int) -> jax.sharding.M
     """Create a mesh over ``devices``, in the order that suits their links best.
 
     Args:
-      devices: JAX's devices.
-      axis: the name of its first axis.
       **inner: lengths of further axes by name; the first axis has the remaining devices.
     """
     shape = (len(devices) // math.prod(inner.values()), *inner.values())
@@ -234,10 +230,7 @@ def compile_for(
     """Compile a jitted function; returns (the program, seconds).
 
     Args:
-      target: a machine with devices.
       function: a function returned by ``jax.jit``.
-      *arguments: pytrees of shapes, as ``abstract`` returns them.
-      **static: its static arguments.
 
     Raises:
       jax.errors.JaxRuntimeError: the compilation fails, for example for lack of memory.
@@ -256,7 +249,6 @@ def figures(program: Any, seconds: float = 0.0) -> Figures:
 
     Args:
       program: program returned by ``compile_for``.
-      seconds: its compile time.
 
     Raises:
       ValueError: the compiler does not give the program as HLO.
@@ -274,9 +266,6 @@ def _bytes_of(memory: Any) -> tuple[int, int, int, int]:
 
 def read_collectives(text: str) -> tuple[Collectives, ...]:
     """Count the collectives of one call of a program: one entry for each kind.
-
-    Args:
-      text: ``compiled.as_text()``, HLO.
 
     Raises:
       ValueError: the text has no entry computation.
@@ -344,10 +333,7 @@ def try_compile(
     The bytes are 0 if the backend does not report them.
 
     Args:
-      target: a machine with devices.
       function: a function returned by ``jax.jit``.
-      *arguments: pytrees of shapes, as ``abstract`` returns them.
-      **static: its static arguments.
 
     Raises:
       jax.errors.JaxRuntimeError: the compilation fails for another reason.

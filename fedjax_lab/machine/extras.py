@@ -13,11 +13,6 @@ from typing import Any
 def imported(module: str, sentence: str, extra: str) -> Any:
     """Import a module that only some functions need.
 
-    Args:
-      module: its name.
-      sentence: what needs which package, for the error.
-      extra: the extra of pyproject.toml that has the package.
-
     Raises:
       ImportError: it is missing; the error says what to install.
     """

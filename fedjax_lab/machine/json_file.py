@@ -20,10 +20,8 @@ def read_json(
     """Read a file with a JSON object, and check its values' types.
 
     Args:
-      path: the file.
       required: values that the object must have.
       optional: values that it may have; a dot leads into an object.
-      hint: a sentence for the end of an error: what to do about it.
 
     Raises:
       FileNotFoundError: there is no such file.
@@ -96,11 +94,7 @@ def distinct(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def no_numbers(value: Any) -> list[Any]:
-    """Return what is neither a number nor null in a value that may be a list of lists.
-
-    Args:
-      value: a value of parsed JSON, whose numbers are finite.
-    """
+    """Return what is neither a number nor null in a value that may be a list of lists."""
     if isinstance(value, list):
         return [wrong for part in value for wrong in no_numbers(part)]
     return [] if value is None or isinstance(value, (int, float)) else [value]

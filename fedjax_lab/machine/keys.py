@@ -114,22 +114,13 @@ def plain(key: Key) -> Key:
 
 
 def is_key(value: Any) -> bool:
-    """Return True for an array of typed random keys, or the shape of one.
-
-    Args:
-      value: any value.
-    """
+    """Return True for an array of typed random keys, or the shape of one."""
     dtype = getattr(value, "dtype", None)
     return dtype is not None and jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key)
 
 
 def fold_in(key: Key, data: Any) -> Key:
-    """Compute ``jax.random.fold_in`` with a compact key: the same bits, as JAX's own key.
-
-    Args:
-      key: a PRNG key.
-      data: an integer scalar.
-    """
+    """Compute ``jax.random.fold_in`` with a compact key: the same bits, as JAX's own key."""
     return plain(jax.random.fold_in(compact(key), data))
 
 

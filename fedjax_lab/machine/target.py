@@ -147,11 +147,7 @@ def tracing_with(lowering: str) -> AbstractContextManager[None]:
 
 
 def tracing_noting(notes: Notes) -> AbstractContextManager[None]:
-    """Return a context in which a trace notes the forms of its convolutions.
-
-    Args:
-      notes: where to.
-    """
+    """Return a context in which a trace notes the forms of its convolutions."""
     return _TRACED_FOR(traced_for()._replace(notes=notes))
 
 

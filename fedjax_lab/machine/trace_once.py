@@ -34,9 +34,5 @@ def trace_once(function: Callable[..., PyTree], *like: Any) -> tuple[Callable[..
 
 
 def used_inputs(traced: ClosedJaxpr) -> list[bool]:
-    """Say of each input of a traced function whether a result depends on it.
-
-    Args:
-      traced: from ``jax.make_jaxpr``.
-    """
+    """Say of each input of a traced function whether a result depends on it."""
     return dce_jaxpr(traced.jaxpr, [True] * len(traced.jaxpr.outvars))[1]

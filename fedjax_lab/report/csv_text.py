@@ -84,7 +84,6 @@ def estimates_csv(head: Sequence[str], lines: Iterable[tuple[Sequence[str], str,
     """Format estimates as CSV, with the columns ``head``, metric, mean, half_width, n.
 
     Args:
-      head: names of the columns that identify a line, besides the metric.
       lines: (values of ``head``, metric, estimate). Texts that a spreadsheet would read as a
         formula (= + - @) get an apostrophe in front.
     """

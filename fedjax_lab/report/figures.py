@@ -45,9 +45,6 @@ def write_figures(
     """Write the PNG files and return (file name, caption) of each.
 
     Args:
-      groups: groups of runs.
-      folder: output folder.
-      prefix: prefix of the file names.
       form: "pdf" or "svg" also writes each figure as vectors, at its size in print.
 
     Raises:

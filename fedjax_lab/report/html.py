@@ -77,7 +77,6 @@ def html_page(markdown: str, folder: Path) -> str:
     Args:
       markdown: CommonMark with tables; HTML in it is shown as text. The first heading of level 1
         is the page's title.
-      folder: folder to which the paths of images are relative.
 
     Raises:
       FileNotFoundError: an image is missing.

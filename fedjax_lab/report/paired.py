@@ -79,8 +79,6 @@ def behind_best(
     """Format the cells "behind the best" and "p" of each group.
 
     Args:
-      groups: of one section.
-      measure: of a run, more is better.
       is_error: whether decimals follow from the size of the differences; otherwise two.
     """
     leader = best_group(groups, measure)

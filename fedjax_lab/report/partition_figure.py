@@ -19,7 +19,6 @@ def partition_figure(histogram: Sequence[Sequence[int]] | np.ndarray, title: str
 
     Args:
       histogram: examples of each client with each label, int [N, C].
-      title: title above both.
 
     Raises:
       ValueError: the histogram does not have two axes, or is empty.

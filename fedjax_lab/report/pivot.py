@@ -121,7 +121,6 @@ def pivots_of(
     Methods are compared within a setting: each setting has a best one, ties with it, and a target.
 
     Args:
-      runs: from ``load_runs``.
       axes: names of the rows and of the columns, as ``check_axes`` returns them.
       target: accuracy in (0, 1); None: 95 % of the best method's in each setting.
 

@@ -20,7 +20,6 @@ def at_print_size(figure: Any, width: float | None = None) -> Any:
     """Resize a figure to its width in print, with legible text; returns the figure.
 
     Args:
-      figure: a matplotlib figure of this package.
       width: width in inches; None: a column for a single panel, else a page.
     """
     from matplotlib.lines import Line2D

@@ -439,9 +439,6 @@ def parts_that_differ(several: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return the names of which values differ; where a name is missing, it counts as null.
 
     A part that is missing in another object follows from that object's name.
-
-    Args:
-      several: results of ``parts_of``, of runs of one method.
     """
     shared = names_that_differ(several, with_missing=False)
     names = names_that_differ(several)
@@ -454,7 +451,6 @@ def names_that_differ(
     """Return the names of which values differ.
 
     Args:
-      several: mappings from names to JSON values.
       with_missing: whether a name counts as null where it is missing, or not at all.
     """
 

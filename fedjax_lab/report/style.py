@@ -102,8 +102,6 @@ def legend_of(figure: Any, handles: Sequence[Any], fontsize: float = 10) -> None
 
     Args:
       figure: the figure, which grows by the height of the legend.
-      handles: the lines.
-      fontsize: size of the labels, in points.
     """
     longest = max(len(handle.get_label()) for handle in handles)
     width = figure.get_figwidth() * 110 / fontsize  # characters that fit, roughly

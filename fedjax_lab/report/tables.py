@@ -177,7 +177,6 @@ def measures(runs: Iterable[Run], tail: Tail) -> dict[str, Callable[[Run], float
         accuracies, private runs add epsilon. The worst 10 % of clients, by their training data, are
         a column if a run has them and none has scores on the clients' test examples, see
         ``spread_measures``.
-      tail: tail of the runs.
     """
     runs = list(runs)
     score = score_of(runs)
@@ -333,11 +332,9 @@ def report_text(
     """Format report.md: title; for each section main figure, tables, settings, other figures.
 
     Args:
-      sections: result of ``sections_of``.
       target: accuracy in (0, 1); None: 95 % of the best method's.
       figures: for each section, (file name, caption); (): none.
       title: the first line; "": none.
-      first: text before the sections.
     """
     several = len(sections) > 1
     level = 3 if several else 2

@@ -74,10 +74,6 @@ def write_pages(
 ) -> Path:
     """Write what ``write_report`` writes, of runs that are loaded.
 
-    Args:
-      runs: from ``load_runs``.
-      out, target, title, figures, rows, columns: as of ``write_report``.
-
     Raises:
       ValueError, ImportError: as ``write_report``.
     """

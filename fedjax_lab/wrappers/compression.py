@@ -61,13 +61,7 @@ class CompressedServer(NamedTuple):
 
 
 def message_key(client_key: Key, field: int, inner: int = 0) -> Key:
-    """Derive the key with which a client compresses a field.
-
-    Args:
-      client_key: the client's key of the round.
-      field: number of the field in the order of the phase's ``reduce``.
-      inner: number of compressions inside this one.
-    """
+    """Derive the key with which a client compresses a field."""
     return _apart(jax.random.fold_in(jax.random.fold_in(client_key, _MESSAGES), field), inner)
 
 

@@ -94,11 +94,7 @@ class Released(NamedTuple):
 
 
 def nothing_released(multiplier: Scalar) -> Released:
-    """Create the record before the first round.
-
-    Args:
-      multiplier: noise multiplier of the coming rounds.
-    """
+    """Create the record before the first round."""
     return Released(
         jnp.zeros((), jnp.int32),
         jnp.asarray(multiplier, jnp.result_type(float)),
@@ -107,12 +103,7 @@ def nothing_released(multiplier: Scalar) -> Released:
 
 
 def one_more(released: Released, multiplier: Scalar) -> Released:
-    """Add a round to the record.
-
-    Args:
-      released: the record before the round.
-      multiplier: noise multiplier of the round.
-    """
+    """Add a round to the record."""
     is_alike = released.multiplier == jnp.asarray(multiplier, released.multiplier.dtype)
     return released._replace(
         rounds=released.rounds + 1,
@@ -126,9 +117,6 @@ def noise_index(released: Released, index: int, exchanges: int, round: jax.Array
     It equals ``index`` as long as the number of the round equals the number of released rounds.
 
     Args:
-      released: the record before the round.
-      index: index of the phase.
-      exchanges: number of phases in a round.
       round: int32 scalar, number of the round in the run.
     """
     before = (released.rounds - round).astype(jnp.uint32)
@@ -144,7 +132,6 @@ def key_of(seed: int, state: Any) -> Key:
     The epsilon of random cohorts assumes that every round samples independently.
 
     Args:
-      seed: as in ``simulate``.
       state: initial state of the run, or None.
     """
     released, key = _released(state), seeded(seed)
@@ -153,13 +140,7 @@ def key_of(seed: int, state: Any) -> Key:
 
 
 def record_cohorts(state: FedState, schedule: Schedule, clients: FederatedArrays) -> FedState:
-    """Record the cohorts of the coming rounds in a private state; others are unchanged.
-
-    Args:
-      state: result of ``algorithm.init``.
-      schedule: client sampling.
-      clients: the clients' data.
-    """
+    """Record the cohorts of the coming rounds in a private state; others are unchanged."""
     released = _released(state)
     if released is None:
         return state
@@ -170,12 +151,6 @@ def resume_privately(
     algorithm: Algorithm, state: FedState, schedule: Schedule, clients: FederatedArrays
 ) -> FedState:
     """Check that a run may start from a private state, and prepare the state for it.
-
-    Args:
-      algorithm: the method.
-      state: a state of the method.
-      schedule: client sampling of the run.
-      clients: the clients' data.
 
     Raises:
       ValueError: noise might be repeated, or the total privacy cost would be unknown.
@@ -219,9 +194,6 @@ def guarantees(
     """Build a function: number of rounds -> privacy guarantees for the rows (may be empty).
 
     Args:
-      algorithm: the method.
-      schedule: client sampling.
-      clients: the clients' data.
       state: result of ``resume_privately``, whose earlier rounds are counted; None: no earlier
         rounds.
 
@@ -551,7 +523,6 @@ def check_bands(bands: int, sampling: str | None = None) -> None:
     """Check the number of noise bands.
 
     Args:
-      bands: as in ``with_dp``.
       sampling: as in ``simulate``; None: not known yet.
 
     Raises:

@@ -113,7 +113,6 @@ def check_order(algorithm: Algorithm, outer: str) -> None:
     """Check that a wrapper may be applied to a method.
 
     Args:
-      algorithm: the method, with its wrappers.
       outer: name of the new wrapper in ``algorithm.wrappers``, such as "dp".
 
     Raises:

@@ -276,7 +276,6 @@ def clip_factors(group: PyTree, limit: Any) -> jax.Array:
 
     Args:
       group: pytree [S, ...].
-      limit: a number, or a traced scalar.
     """
     # Numbers are divided by the largest one first, because their squares may overflow.
     leaves = jax.tree.leaves(group)

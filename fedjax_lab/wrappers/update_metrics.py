@@ -168,10 +168,7 @@ def _mean_update(
     """Return the clients' shares in the mean update, [S], and the mean update.
 
     Args:
-      how: how the method aggregates updates.
       updates: pytree [S, ...]; None: only ``received`` is there.
-      received: what the server gets, the aggregated or stacked updates.
-      cohort: cohort of the round.
     """
     counts = cohort.participates.astype(cohort.weights.dtype)
     each = tree.safe_divide(1.0, counts.sum())
