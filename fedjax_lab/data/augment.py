@@ -3,7 +3,7 @@
 Axes: B examples of a mini-batch, H height, W width, C channels (last).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import jax
@@ -12,6 +12,7 @@ import numpy as np
 
 from fedjax_lab.checks import check_channels_last, check_int, check_number
 from fedjax_lab.data.dtypes import to_device
+from fedjax_lab.data.federated import FederatedArrays
 from fedjax_lab.data.sampler import check_key
 from fedjax_lab.data.sources import Examples
 from fedjax_lab.machine.keys import compact
@@ -44,23 +45,37 @@ def normalization(train: Any, scale: float | None = None) -> Normalization:
 
     Args:
       train: ``Examples`` with ``x`` [n, ..., C], channels last. x [n], and images [n, H, W], have
-        one channel; [n, C] has a column for each.
+        one channel; [n, C] has a column for each. Or clients with such examples: the examples
+        that they hold count, and not those of other parts that share the arrays.
       scale: as in ``preprocess``.
 
     Raises:
+      TypeError: the examples have no ``x``.
       ValueError: no examples, ``scale`` is not positive, or images are channels first.
     """
-    x = np.asarray(train.x)
+    is_clients = isinstance(train, FederatedArrays)
+    examples = train.examples if is_clients else train
+    if not hasattr(examples, "x"):
+        raise TypeError(
+            f"train is {type(train).__name__} without inputs x; it must be data.Examples, or "
+            "clients that data.partition or data.from_clients made of pairs (x, y)."
+        )
+    x = np.asarray(examples.x)
     check_channels_last("train.x", x.shape)
-    if x.size == 0:
+    rows = np.asarray(train.indices) if is_clients else np.arange(len(x))
+    if x.size == 0 or len(rows) == 0:
         raise ValueError(f"train has examples of shape {x.shape}; there must be at least one.")
     scale = _scale_of(x.dtype, scale)
     channels = 1 if x.ndim in (1, 3) else x.shape[-1]
-    pieces = [x[start : start + _CHUNK].reshape(-1, channels) for start in range(0, len(x), _CHUNK)]
-    count = x.size // channels
-    mean = sum(piece.sum(0, dtype=np.float64) for piece in pieces) / count
+
+    def pieces() -> Iterator[np.ndarray]:
+        for start in range(0, len(rows), _CHUNK):
+            yield x[rows[start : start + _CHUNK]].reshape(-1, channels)
+
+    count = len(rows) * (x[0].size // channels)
+    mean = sum(piece.sum(0, dtype=np.float64) for piece in pieces()) / count
     # Second pass around the mean: a difference of large squares would cancel.
-    variance = sum(np.square(piece - mean).sum(0) for piece in pieces) / count
+    variance = sum(np.square(piece - mean).sum(0) for piece in pieces()) / count
     std = np.sqrt(variance) / scale
     # Of a constant channel, the sums' rounding may leave a little.
     is_constant = std <= _ROUNDING * np.abs(mean / scale)

@@ -114,6 +114,22 @@ def test_normalization_against_numpy(monkeypatch):
     assert digits.mean[0] == pytest.approx(0.305, abs=0.005)
 
 
+def test_normalization_of_clients_counts_their_own_examples():
+    """Parts of a federation share its arrays: held-out clients and examples are left out."""
+    x, owners = rng.normal(size=(60, 3)), np.arange(60) % 6
+    clients = data.partition((x, np.zeros(60)), owners)
+    seen, _ = data.split_clients(clients, 2, seed=0)
+    train, _ = data.split_examples(seen, 0.25, seed=0)
+    own = np.isin(owners, [int(name) for name in seen.names])
+    kept = x[np.asarray(train.indices)].astype(np.float32)
+    for part, rows in ((clients, x), (seen, x[own]), (train, kept)):
+        found = data.normalization(part)
+        np.testing.assert_allclose(found.mean, rows.mean(0), rtol=1e-6, atol=1e-7)
+        np.testing.assert_allclose(found.std, rows.std(0), rtol=1e-6)
+    with pytest.raises(TypeError, match="train is FederatedArrays without inputs x"):
+        data.normalization(data.from_clients({"a": {"feature": x}}))
+
+
 def test_a_constant_channel_of_float64_is_not_divided_by_its_rounding():
     x = np.stack([np.full(1000, 0.1), np.arange(1000.0)], 1)
     std = data.normalization(data.Examples(x, np.zeros(1000))).std
