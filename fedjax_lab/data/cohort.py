@@ -56,8 +56,8 @@ class ScheduleOptions(TypedDict, total=False):
         K_i = E ceil(n_i / B) local steps. An array of integers [N] has the E_i of each client. With
         an array, K is the largest K_i, and a client with 0 does not participate.
       replace: draw mini-batches with replacement; False: in shuffled passes over the data.
-      weights: weights of the clients in the aggregation: "uniform", or "examples" (the number of
-        the client's examples).
+      weights: weights of the clients in the aggregation: "uniform", "examples" (the number of the
+        client's examples), or an array of numbers [N] with the weight of each client.
       full_examples: pass each client's whole data set to the method, for full local gradients.
       devices: system heterogeneity: unequal numbers of local steps, a time budget for stragglers,
         dropouts. A subclass may compute the steps in its ``local_steps``. None: every client takes
@@ -78,7 +78,7 @@ class ScheduleOptions(TypedDict, total=False):
     local_steps: int | Sequence[int] | Array | None
     local_epochs: int | Sequence[int] | Array | None
     replace: bool
-    weights: str
+    weights: str | Sequence[float] | Array
     full_examples: bool
     devices: Devices | None
     sample_cohort: CohortSampler | None
@@ -98,7 +98,7 @@ class Schedule(NamedTuple):
     local_steps: Any = None
     local_epochs: Any = None
     replace: bool = False
-    weights: str = "uniform"
+    weights: Any = "uniform"
     full_examples: bool = False
     devices: Devices | None = None
     sample_cohort: CohortSampler | None = None
@@ -148,14 +148,18 @@ class Schedule(NamedTuple):
           num_clients: N, the number of all clients.
 
         Raises:
-          TypeError, ValueError: an array of local steps or epochs is invalid.
+          TypeError, ValueError: an array of local steps, epochs or weights is invalid.
         """
         arrays = {name: getattr(self, name) for name in _WORK if _is_array(getattr(self, name))}
         constants = self.client_constants
         if constants is not None:
             constants = check_constants(constants, num_clients)
             constants = jax.tree.map(lambda leaf: leaf[ids], constants)
+        weights = self.weights
+        if _is_array(weights):
+            weights = _check_weights(weights, num_clients)[ids]
         return self._replace(
+            weights=weights,
             **{name: check_counts(name, v, num_clients)[ids] for name, v in arrays.items()},
             client_constants=constants,
         )
@@ -164,8 +168,8 @@ class Schedule(NamedTuple):
         """Attach the arrays with values of each client to the clients.
 
         So they are arguments of a program and not constants in it. Local steps or epochs become
-        ``clients.local_steps``, of which the schedule has the largest number, and
-        ``client_constants`` become ``clients.constants``.
+        ``clients.local_steps``, of which the schedule has the largest number, ``client_constants``
+        become ``clients.constants``, and weights ``clients.weights``.
 
         Args:
           clients: the clients' data.
@@ -175,8 +179,14 @@ class Schedule(NamedTuple):
 
         Raises:
           TypeError, ValueError: an array is no array of N integers from 0, one of them positive;
-            the numbers of steps are unknown, because they are traced; or as ``check_constants``.
+            the numbers of steps are unknown, because they are traced; weights are no finite
+            numbers from 0, one of them positive; or as ``check_constants``.
         """
+        if _is_array(self.weights):
+            clients = replace_index(
+                clients, weights=_check_weights(self.weights, clients.num_clients)
+            )
+            return self._replace(weights=None).bind(clients)
         if self.client_constants is not None:
             constants = check_constants(self.client_constants, clients.num_clients)
             clients = replace_index(clients, constants=constants)
@@ -302,7 +312,7 @@ class Schedule(NamedTuple):
             full_mask=full_mask,
             example_mask=is_real if is_masked else None,
             num_steps=num_steps,
-            weights=sizes.astype(jnp.float32) if self.weights == "examples" else None,
+            weights=self._weights(clients, holders, sizes),
             participates=participates,
             source=clients.examples,
             expected_size=expected,
@@ -310,6 +320,14 @@ class Schedule(NamedTuple):
             measured=measured or None,
             constants=clients.constants,
         )
+
+    def _weights(
+        self, clients: FederatedArrays, holders: jax.Array, sizes: jax.Array
+    ) -> jax.Array | None:
+        """Compute the weights of a cohort, float32 [S]; None: all are equal."""
+        if clients.weights is not None:
+            return clients.weights[holders]
+        return sizes.astype(jnp.float32) if self.weights == "examples" else None
 
     def _asked(
         self,
@@ -374,6 +392,25 @@ def check_constants(constants: Any, num_clients: int) -> Any:
         return to_device(name, leaf)
 
     return jax.tree_util.tree_map_with_path(check, constants)
+
+
+def _check_weights(weights: Any, num_clients: int) -> jax.Array:
+    """Check an array of clients' weights, and put it on the device: float32 [N]."""
+    found = to_device("weights", weights)
+    if found.shape != (num_clients,):
+        raise ValueError(
+            f"weights has the shape {found.shape}; it must be 'uniform', 'examples' or an array "
+            f"with the weight of each of the {num_clients} clients."
+        )
+    found = found.astype(jnp.float32)
+    if not is_traced(found):
+        numbers = np.asarray(found)
+        if not np.isfinite(numbers).all() or numbers.min() < 0 or not numbers.any():
+            raise ValueError(
+                f"weights are between {numbers.min()} and {numbers.max()}; they must be finite and "
+                "at least 0, and one of them positive."
+            )
+    return found
 
 
 def _is_array(value: Any) -> bool:
@@ -489,7 +526,11 @@ def _work(schedule: Schedule, clients: FederatedArrays) -> _Work:
         raise ValueError(
             f"local_steps is {local_steps} and local_epochs {local_epochs}; set exactly one."
         )
-    check_choice("weights", schedule.weights, ("uniform", "examples"))
+    if clients.weights is None and schedule.weights not in ("uniform", "examples"):
+        raise ValueError(
+            f"weights is {schedule.weights!r}; it must be one of examples, uniform, or an array "
+            "with the weight of each client."
+        )
     check_choice("sampling", schedule.sampling, SAMPLINGS)
     if schedule.sampling != "without_replacement" and schedule.sample_cohort is not None:
         raise ValueError(

@@ -70,6 +70,8 @@ class FederatedArrays:
       times: a ``RoundTimes``, set by ``simulate(times=...)``; None: time is not simulated.
       local_steps: int32 [N], the local steps of each client, set by ``simulate(local_steps=...)``
         and ``simulate(local_epochs=...)`` with arrays; None: the schedule determines them.
+      weights: float32 [N], the weights of the clients, set by ``simulate(weights=...)`` with an
+        array; None: the schedule determines them.
       constants: pytree [N, ...], set by ``simulate(client_constants=...)``; () if there are none.
       numbers: int32 [N], the ids by which ``simulate(devices=...)`` knows the clients, set by
         ``tune(hold_out="clients")``; None: their ids here.
@@ -91,6 +93,7 @@ class FederatedArrays:
         default=(), metadata={"static": True}
     )
     local_steps: jax.Array | None = None
+    weights: jax.Array | None = None
     constants: Any = ()
     numbers: jax.Array | None = None
 

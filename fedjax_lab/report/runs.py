@@ -329,7 +329,7 @@ def _settings(config: Mapping[str, Any]) -> dict[str, Any]:
     if settings.get("attack_seed") == config["seed"]:  # the attackers that the run's seed draws
         del settings["attack_seed"]
     if arrays := config.get("arrays", {}):  # in place of what follows from them
-        for name in ("local_steps", "local_epochs", "client_local_steps"):
+        for name in ("local_steps", "local_epochs", "client_local_steps", "client_weights"):
             settings.pop(name, None)
         settings |= arrays
     model_options = asked.get("model_option", {})

@@ -92,6 +92,8 @@ class ClientData:
     def record(self) -> dict[str, Any]:
         """Return the entries of config.json."""
         recorded = record_times(self.clients) | _record_steps(self.clients)
+        if self.clients.weights is not None:
+            recorded["client_weights"] = hash_arrays(self.clients.weights)
         if jax.tree.leaves(self.clients.constants):
             recorded["client_constants"] = hash_arrays(self.clients.constants)
         return recorded

@@ -133,13 +133,13 @@ def identity(
 
 def _arrays_of(schedule: Schedule, times: ClientTimes | None) -> dict[str, Any]:
     """Describe the caller's arrays, under the names of the arguments."""
-    work = {"local_steps": schedule.local_steps, "local_epochs": schedule.local_epochs}
-    found: dict[str, Any] = {name: _range_of(n) for name, n in work.items() if np.ndim(n)}
+    given = {name: getattr(schedule, name) for name in ("local_steps", "local_epochs", "weights")}
+    found: dict[str, Any] = {name: _range_of(n) for name, n in given.items() if np.ndim(n)}
     if times is not None:  # not those of a method, with the bytes of its messages
-        given = ((field, getattr(times, field.name)) for field in dataclasses.fields(times))
+        fields = ((field, getattr(times, field.name)) for field in dataclasses.fields(times))
         found["times"] = {
             field.name: _range_of(value) if np.ndim(value) else value
-            for field, value in given
+            for field, value in fields
             if np.ndim(value) or value != field.default
         }
     if schedule.client_constants is not None:

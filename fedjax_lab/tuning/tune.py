@@ -299,7 +299,7 @@ def _settings(spaces, firsts, params, data, how, seeds, score) -> dict[str, Any]
 def _arrays_of(clients: FederatedArrays) -> Any:
     return (
         *(clients.examples, clients.indices, clients.sizes),
-        *(clients.local_steps, clients.constants),
+        *(clients.local_steps, clients.constants, clients.weights),
     )
 
 

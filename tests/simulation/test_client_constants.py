@@ -1,4 +1,4 @@
-"""Constants of each client: what its loss and its method read, against NumPy."""
+"""Constants and weights of each client: what is read and averaged, against NumPy."""
 
 import dataclasses
 import functools
@@ -33,7 +33,7 @@ def fedlc(params, examples, key, constants):
     return optax.softmax_cross_entropy_with_integer_labels(calibrated, examples.y)
 
 
-def in_numpy():
+def in_numpy(weights=None):
     """FedAvg of softmax regressions with calibrated logits."""
     w = np.zeros((3, 3))
     for _ in range(CALL["rounds"]):
@@ -45,7 +45,7 @@ def in_numpy():
                 p = p / p.sum(1, keepdims=True) - np.eye(3)[y]
                 v = v - LR * x.T @ p / B
             ends.append(v)
-        w = np.mean(ends, 0)
+        w = np.average(ends, 0, weights)
     return w
 
 
@@ -95,6 +95,53 @@ def test_a_stream_a_sweep_and_a_loop_of_ones_own_equal_numpy(clients):
         state = step(state, clients, CONSTANTS, jnp.int32(t))
     for found in (streamed.params, swept.params[0, 0], FEDAVG.params(state)):
         np.testing.assert_allclose(found, in_numpy(), atol=1e-6)
+
+
+WEIGHTS = np.sqrt([9, 1, 0, 4])  # of the third client nothing counts
+
+
+def test_a_mean_with_the_weight_of_each_client_equals_numpy(clients, tmp_path):
+    call = {**CALL, "client_constants": CONSTANTS}
+    found = simulate(FEDAVG, PARAMS, clients, weights=WEIGHTS, **call, run_dir=tmp_path / "run")
+    np.testing.assert_allclose(found.params, in_numpy(WEIGHTS), atol=1e-6)
+    config = json.loads((tmp_path / "run" / "config.json").read_text())
+    assert config["arrays"]["weights"]["array"] == "0 to 3, mean 1.5"
+    with pytest.raises(FileExistsError, match="client_weights"):
+        simulate(FEDAVG, PARAMS, clients, weights=WEIGHTS + 1, **call, run_dir=tmp_path / "run")
+
+
+@pytest.mark.methods
+def test_weights_of_a_stream_a_sweep_and_a_batch(clients):
+    call = {**CALL, "client_constants": CONSTANTS, "weights": list(WEIGHTS)}
+    streamed = simulate(FEDAVG, PARAMS, data.stream(EXAMPLES, OWNERS, N), **call)
+    build = functools.partial(algorithms.fedavg, fedlc)
+    swept = sweep(build, PARAMS, clients, points=[{"client_lr": LR}], seeds=[0], **call)
+    for params in (streamed.params, swept.params[0, 0]):
+        np.testing.assert_allclose(params, in_numpy(WEIGHTS), atol=1e-6)
+    batch = data.draw_batch(
+        clients, jax.random.key(0), 0, cohort_size=2, local_steps=1, batch_size=B, weights=WEIGHTS
+    )
+    np.testing.assert_allclose(batch.weights, WEIGHTS[np.asarray(batch.client_ids)], rtol=1e-7)
+    some = Schedule(2, B, local_steps=1, weights=WEIGHTS).of_clients(np.array([3, 0]), N)
+    np.testing.assert_allclose(some.weights, WEIGHTS[[3, 0]], rtol=1e-7)
+
+
+@pytest.mark.parametrize(
+    ("weights", "message"),
+    [
+        ([1.0, 2.0], r"weights has the shape \(2,\); .*'uniform', 'examples' or an array .* 4 cl"),
+        ([1.0, -2.0, 1.0, 1.0], "weights are between -2.0 and 1.0; they must be finite"),
+        ([1.0, np.nan, 1.0, 1.0], "they must be finite and at least 0"),
+        (np.zeros(N), "one of them positive"),
+        (None, "weights is None; it must be one of examples, uniform"),
+    ],
+)
+def test_weights_are_checked(clients, weights, message):
+    with pytest.raises(ValueError, match=message):
+        data.draw_batch(
+            clients, jax.random.key(0), 0, cohort_size=2, local_steps=1, batch_size=B,
+            weights=weights,
+        )  # fmt: skip
 
 
 def number_of(params, examples, key, constants):
