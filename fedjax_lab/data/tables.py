@@ -220,12 +220,18 @@ class Table:
         """Build the error for text in a column of numbers, with the first row that has it."""
         found = set(strays)
         rows = np.flatnonzero(np.array([cell in found for cell in text.distinct])[text.codes])
+        first, where = text.distinct[text.codes[rows[0]]], self.where(int(rows[0]))
+        if self.missing.is_mark(first, cells.MARKS) and self.missing.of(first) == "keep":
+            return ValueError(
+                f"missing is 'keep' for {first!r}, which {where} has. {about} is one of numbers; "
+                "it must be 'drop' or, of an input, 'mean' or a number, as in ('mean', 'keep')."
+            )
         return ValueError(
-            f"{about} must be numbers, and {self.where(int(rows[0]))} has "
-            f"{text.distinct[text.codes[rows[0]]]!r} ({len(rows):,} of {len(text.codes):,} rows "
-            "have text). Write numbers such as 2.5 or 1000; or say with missing (on the command "
-            "line --missing) what this text means, such as {'unknown': 'drop'}; or name the column "
-            "in categories (--categories) if it has categories."
+            f"{about} must be numbers, and {where} has {first!r} ({len(rows):,} of "
+            f"{len(text.codes):,} rows have text). Write numbers such as 2.5 or 1000; or say with "
+            "missing (on the command line --missing) what this text means, such as "
+            "{'unknown': 'drop'}; or name the column in categories (--categories) if it has "
+            "categories."
         )
 
     def _whole(self, ids: np.ndarray, marks: dict[str, np.ndarray]) -> Column:

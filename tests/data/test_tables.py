@@ -270,7 +270,11 @@ def test_targets_that_are_true_or_false_are_classes(tmp_path):
         (("mean", "kept"), r"missing is \('mean', 'kept'\); it must be"),
         ({"?": "mean"}, "y: the column 'y' is no input of numbers; it must be 'drop'"),
         ({"NA": "drop"}, r"row 7 \(line 9"),
-        ("keep", "must be numbers, and row 7"),
+        (
+            "keep",
+            r"'keep' for '\?', which row 7 .* one of numbers; it must be 'drop' or, of an input",
+        ),
+        (("keep", "mean"), r"one of numbers; .* as in \('mean', 'keep'\)"),
     ],
 )
 def test_a_meaning_of_missing_values_that_does_not_fit(missing, message, tmp_path):
