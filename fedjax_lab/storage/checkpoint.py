@@ -259,24 +259,35 @@ class Checkpoints:
         self._manager.close()
 
 
+class _Quiet:
+    """A hook for exceptions that nobody can catch, which passes over those of a closed event loop.
+
+    When one array cannot be read, orbax closes its event loop while others are still being read.
+    Each of them would print a trace when it comes.
+    """
+
+    def __init__(self, hook: Callable[[Any], Any]):
+        self._hook = hook
+
+    def __call__(self, found: Any) -> None:
+        if not (
+            isinstance(found.exc_value, RuntimeError) and "loop is closed" in str(found.exc_value)
+        ):
+            self._hook(found)
+
+
 @contextlib.contextmanager
 def _raised_not_logged() -> Iterator[None]:
-    """Suppress orbax's log of thread traces where it also raises the error.
-
-    When one array cannot be read, orbax closes its event loop while others are still being read;
-    each of them would print a trace when it comes.
-    """
+    """Suppress traces that orbax prints where it also raises the error."""
     log, hook = logging.getLogger("absl"), sys.unraisablehook
     before, log.disabled = log.disabled, True
-    sys.unraisablehook = lambda found: None if _of_closed_loop(found) else hook(found)
+    if not isinstance(hook, _Quiet):
+        sys.unraisablehook = _Quiet(hook)
     try:
         yield
+        sys.unraisablehook = hook  # it stays after an error, as arrays may still come
     finally:
-        log.disabled, sys.unraisablehook = before, hook
-
-
-def _of_closed_loop(found: Any) -> bool:
-    return isinstance(found.exc_value, RuntimeError) and "loop is closed" in str(found.exc_value)
+        log.disabled = before
 
 
 def _listed(look: Callable[[], Any]) -> Any:

@@ -141,6 +141,7 @@ def test_tables_show_epsilon():
         rows = [{"accuracy": 0.5, "epsilon": 3.25}]  # noqa: RUF012
         summary = {}  # noqa: RUF012
         partition = {}  # noqa: RUF012
+        score = None
 
         def values(self, name):
             return [row[name] for row in self.rows]
