@@ -18,7 +18,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_lab.checks import KNOWN, LARGEST_INT, check_choice, check_counts, check_int, is_traced
+from fedjax_lab.checks import (
+    KNOWN,
+    LARGEST_INT,
+    check_choice,
+    check_counts,
+    check_int,
+    did_you_mean,
+    is_traced,
+)
 from fedjax_lab.data.client_sampling import SAMPLINGS, CohortSampler, own_cohort, sample_cohort
 from fedjax_lab.data.clock import Asked, Devices, check_devices, first_to_finish, steps_taken
 from fedjax_lab.data.dtypes import to_device
@@ -86,6 +94,7 @@ class ScheduleOptions(TypedDict, total=False):
     client_constants: Any
 
 
+_WEIGHTS = ("examples", "uniform")
 _WORK = ("local_steps", "local_epochs")
 _PLAIN = (int, float, str, type(None))
 
@@ -526,10 +535,10 @@ def _work(schedule: Schedule, clients: FederatedArrays) -> _Work:
         raise ValueError(
             f"local_steps is {local_steps} and local_epochs {local_epochs}; set exactly one."
         )
-    if clients.weights is None and schedule.weights not in ("uniform", "examples"):
+    if clients.weights is None and str(schedule.weights) not in _WEIGHTS:
         raise ValueError(
             f"weights is {schedule.weights!r}; it must be one of examples, uniform, or an array "
-            "with the weight of each client."
+            f"with the weight of each client.{did_you_mean(str(schedule.weights), _WEIGHTS)}"
         )
     check_choice("sampling", schedule.sampling, SAMPLINGS)
     if schedule.sampling != "without_replacement" and schedule.sample_cohort is not None:
