@@ -84,6 +84,6 @@ def open_records(name: str, data_dir: str | Path | None) -> Records:
     found = open_tfds(name, data_dir)
     records, keys = found.records("train"), found.image_and_label()
     # Labels without their images.
-    raw = found.records("train", decoders={keys[0]: found.library.decode.SkipDecoding()})
+    raw = found.records("train", decoders={keys[0]: found.tfds.decode.SkipDecoding()})
     labels = np.array([raw[i][keys[1]] for i in range(len(raw))], np.int32)
     return Records(records, labels, keys, found.builder.info.splits["train"].filepaths, name)

@@ -15,13 +15,13 @@ class PreparedSet(NamedTuple):
 
     Attributes:
       name: kind, a colon, and the name of the set in TFDS.
-      library: ``tensorflow_datasets``.
+      tfds: ``tensorflow_datasets``.
       builder: TFDS's builder of the set.
       prepare: how to prepare it again.
     """
 
     name: str
-    library: Any
+    tfds: Any
     builder: Any
     prepare: str
 
@@ -65,7 +65,7 @@ class PreparedSet(NamedTuple):
         supervised = info.supervised_keys
         if supervised is None or not all(isinstance(key, str) for key in supervised[:2]):
             raise ValueError(f"{self.name} has no (image, label) pair to learn from.")
-        if not isinstance(info.features[supervised[1]], self.library.features.ClassLabel):
+        if not isinstance(info.features[supervised[1]], self.tfds.features.ClassLabel):
             raise ValueError(f"{self.name}: {supervised[1]!r} is no class label.")
         return supervised[:2]
 
@@ -139,7 +139,7 @@ def read_lines(name: str, data_dir: str | Path | None) -> tuple[Iterator[str], I
     """
     found = open_tfds(name, data_dir)
     sources, kinds = found.train_and_test(), found.builder.info.features.items()
-    texts = sorted(key for key, kind in kinds if isinstance(kind, found.library.features.Text))
+    texts = sorted(key for key, kind in kinds if isinstance(kind, found.tfds.features.Text))
     if "text" not in texts and len(texts) != 1:
         raise ValueError(
             f"{name} has the text features {', '.join(texts) or '(none)'}; there must be only one, "

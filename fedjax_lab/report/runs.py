@@ -263,10 +263,11 @@ def _load(path: Path, score: Score | None, compare: tuple[str, ...]) -> Run:
 
 
 def _check_metric(path: Path, rows: Sequence[Mapping[str, Any]], metric: str) -> None:
-    """Check that a run has the chosen metric, as a number."""
-    found = {name: value for row in rows for name, value in row.items()}
-    if not isinstance(found.get(metric), (int, float)):
-        known = [name for name, value in found.items() if isinstance(value, (int, float))]
+    """Check that a run has the chosen metric, as numbers; null is none."""
+    names = {name: None for row in rows for name in row}
+    numbers = [n for n in names if all(isinstance(r.get(n), int | float | None) for r in rows)]
+    if metric not in numbers:
+        known = [name for name in numbers if any(row.get(name) is not None for row in rows)]
         raise ValueError(f"metric is {metric!r}; {path} has {', '.join(known)}.")
 
 

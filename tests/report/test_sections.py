@@ -229,6 +229,14 @@ def test_a_metric_that_cannot_compare_is_refused(tmp_path):
     assert set(dead[2:]) == {"-"}
 
 
+def test_a_metric_that_is_not_defined_at_the_end_is_a_metric(tmp_path):
+    """As an F1 score without positive predictions, which is null in the file."""
+    write_run(tmp_path / "run", [0.5, 0.6, None])
+    rename_accuracy(tmp_path / "run", "f1")
+    (run,) = load_runs([tmp_path / "run"], metric="f1")
+    np.testing.assert_equal(run.values("f1"), [0.5, 0.6, math.nan])
+
+
 def test_settings_that_are_compared_share_a_section(tmp_path):
     """As FedBuff and rounds with a deadline: also where it is part of the clients' times."""
     shared = {"dataset": "digits", "times": "times.npz", "option": {}}
