@@ -14,8 +14,7 @@ from jax.custom_batching import custom_vmap
 
 from fedjax_lab import tree
 from fedjax_lab.clients.model_axis import held_layout
-from fedjax_lab.machine.compiler import UNLESS_FINITE
-from fedjax_lab.machine.trace_once import trace_once
+from fedjax_lab.machine.trace_once import trace_open
 from fedjax_lab.types import PyTree
 
 
@@ -31,21 +30,35 @@ def run_until_finite(
       run: whether to check each client -> results of the cohort.
       are_finite: results -> bool scalar, whether what the server reads of them is finite.
     """
-    run, shapes = trace_once(run, jnp.asarray(False))
+    run, values, shapes = trace_open(run, jnp.asarray(False))
 
-    def attempt(carry, look):
-        def again(_):
-            results = run(look)
-            return results, are_finite(results)
+    def start():  # (whether to check, whether it is over, results)
+        return jnp.asarray(False), jnp.asarray(False), tree.zeros_like(shapes)
 
-        results, done = carry
-        with jax.named_scope(UNLESS_FINITE):
-            return jax.lax.cond(_everywhere(done), lambda same: same, again, (results, done)), None
+    def is_over(attempted):
+        return _everywhere(attempted[1])
 
-    nothing = tree.zeros_like(shapes)
-    looks = jnp.array([False, True])
-    (results, _), _ = jax.lax.scan(attempt, (nothing, jnp.asarray(False)), looks)
-    return results
+    def attempt(values, attempted):
+        check, _, _ = attempted
+        results = run(values, check)
+        return jnp.asarray(True), check | are_finite(results), results
+
+    @jax.custom_jvp
+    def attempts(values):
+        again = functools.partial(attempt, values)
+        return jax.lax.while_loop(lambda attempted: ~is_over(attempted), again, start())[-1]
+
+    # Only a loop of a fixed length has a reverse mode. It copies the results in the second turn.
+    def both_turns(values):
+        again = functools.partial(attempt, values)
+
+        def turn(attempted, _):
+            return jax.lax.cond(is_over(attempted), lambda same: same, again, attempted), ()
+
+        return jax.lax.scan(turn, start(), length=2)[0][-1]
+
+    attempts.defjvp(functools.partial(jax.jvp, both_turns))
+    return attempts(values)
 
 
 def is_finite(values: PyTree, look: jax.Array) -> jax.Array:

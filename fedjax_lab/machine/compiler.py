@@ -17,9 +17,6 @@ from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from fedjax_lab.machine.target import CHIPS, Target
 
-# Scope of the choice whether a cohort runs again (see ``fedjax_lab.clients.finite``). It is in a
-# loop of two turns, and the second one is skipped if all clients are finite.
-UNLESS_FINITE = "unless_finite"
 _KINDS = (
     *("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute"),
     *("ragged-all-to-all", "collective-broadcast"),
@@ -299,8 +296,6 @@ def read_collectives(text: str) -> tuple[Collectives, ...]:
 
 def _turns(line: str, computations: Mapping[str, Sequence[str]]) -> float:
     """Return how often an instruction runs the computations that it calls."""
-    if re.search(rf"{UNLESS_FINITE}/cond\b(?!/)", line):
-        return 0.5
     if known := re.search(r'known_trip_count"?:\{"n":"(\d+)"\}', line):
         return int(known[1])
     if not (condition := re.search(r" while\(.* condition=%?([\w.\-]+)", line)):

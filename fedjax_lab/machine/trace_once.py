@@ -4,6 +4,7 @@
 of a client are most of what there is to trace in a round.
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -21,16 +22,29 @@ def trace_once(function: Callable[..., PyTree], *like: Any) -> tuple[Callable[..
       function: pytrees of arrays -> pytree of arrays. It may close over traced values.
       like: arguments with the structure, shapes and dtypes of all later ones; values do not matter.
     """
+    run, values, shapes = trace_open(function, *like)
+    return functools.partial(run, values), shapes
+
+
+def trace_open(
+    function: Callable[..., PyTree], *like: Any
+) -> tuple[Callable[..., PyTree], list[jax.Array], PyTree]:
+    """As ``trace_once``, with the arrays that the function closes over as its first argument.
+
+    Returns:
+      (the function of (these arrays, arguments), these arrays, the result's shapes).
+    """
     traced, shapes = jax.make_jaxpr(function, return_shape=True)(*like)
     expected: Any = jax.tree.structure(like)
     structure = jax.tree.structure(shapes)
 
-    def run(*arguments):
+    def run(values, *arguments):
         leaves, given = jax.tree.flatten(arguments)
         assert given == expected, f"traced for {expected}, called with {given}"
-        return jax.tree.unflatten(structure, jaxpr_as_fun(traced)(*leaves))
+        results = jaxpr_as_fun(ClosedJaxpr(traced.jaxpr, values))(*leaves)
+        return jax.tree.unflatten(structure, results)
 
-    return run, shapes
+    return run, traced.consts, shapes
 
 
 def used_inputs(traced: ClosedJaxpr) -> list[bool]:

@@ -1,11 +1,15 @@
 """Every method, one broken client, each way of mapping clients: the others go on without it."""
 
+import re
+
 import chex
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_lab import algorithms, build_round
+from fedjax_lab import algorithms, build_round, tree
+from fedjax_lab.types import CohortBatch
 from tests.algorithms.cases import MAIN, N
 from tests.algorithms.compiled import begin
 from tests.algorithms.problem import initial_params, loss_fn, to_batch
@@ -86,9 +90,54 @@ def test_healthy_cohorts_are_run_once_also_where_runs_are_batched():
     states = jax.tree.map(lambda leaf: np.stack([leaf, leaf]), state)
     batched = jax.vmap(build_round(algorithm, "vmap"), in_axes=(0, None))
     text = str(jax.make_jaxpr(batched)(states, batch))
-    assert text.count("cond[") == 2  # whether to run, and whether to look at each client
+    assert text.count("cond[") == 1  # whether to look at each client
+    (condition,) = re.findall(r"cond_jaxpr=.*?cond_nconsts", text, re.DOTALL)
+    assert "reduce_and" in condition
+    assert "reduce_or" not in condition  # which ends a loop with a batch of conditions
     alone, metrics = jax.jit(build_round(algorithm, "vmap"))(state, spoilt(batch, np.nan))
     together, counts = jax.jit(batched)(states, spoilt(batch, np.nan))
     chex.assert_trees_all_close(jax.tree.map(lambda leaf: leaf[1], together), alone, atol=1e-6)
     np.testing.assert_array_equal(counts["nonfinite_clients"], [1, 1])
     assert metrics["nonfinite_clients"] == 1
+
+
+def test_a_round_that_leaves_out_clients_has_derivatives():
+    """By central differences, along a direction of the params and of the examples."""
+    algorithm = algorithms.fedavg(loss_fn, client_lr=0.2)
+    (batch, *_) = rounds()
+    start = jax.tree.map(lambda x: np.asarray(x, float), (initial_params(), batch.examples["x"]))
+    direction = jax.tree.map(np.cos, start)
+
+    def moved(by):
+        return jax.tree.map(lambda a, b: jnp.asarray(a + by * b), start, direction)
+
+    @jax.jit
+    def norm(point):
+        params, x = point
+        examples = {"x": x, "y": batch.examples["y"]}
+        state, _ = algorithm.round_fn(algorithm.init(params, N), batch._replace(examples=examples))
+        return tree.norm(algorithm.params(state), squared=True)
+
+    with jax.enable_x64(True):
+        expected = (norm(moved(1e-6)) - norm(moved(-1e-6))) / 2e-6
+        gradient = jax.jit(jax.grad(norm))(moved(0.0))
+        actual = sum(map(np.vdot, jax.tree.leaves(gradient), jax.tree.leaves(direction)))
+    np.testing.assert_allclose(actual, expected, rtol=1e-6)
+
+
+def test_leaving_out_clients_takes_less_memory_than_another_model():
+    side = 256
+
+    def loss(params, examples, key):
+        return jnp.square(jnp.tanh(examples @ params["a"]) @ params["b"]).mean(-1)
+
+    params = {"a": jnp.ones((side, side)), "b": jnp.ones((side, side))}
+    batch = CohortBatch(jnp.arange(2), jnp.ones((2, 2, 1, side)), jax.random.key(0), jnp.int32(0))
+    algorithm = algorithms.fedavg(loss, client_lr=0.1)
+    state = algorithm.init(params, 2)
+
+    def temporary(how):
+        round_fn = jax.jit(build_round(algorithm, "scan", how), donate_argnums=0)
+        return round_fn.lower(state, batch).compile().memory_analysis().temp_size_in_bytes
+
+    assert temporary("exclude") - temporary("keep") < 2 * 4 * side**2
