@@ -34,7 +34,7 @@ from fedjax_lab.checks import check_choice, errors_about
 from fedjax_lab.data.cells import check_text
 from fedjax_lab.data.clients import from_clients
 from fedjax_lab.data.federated import FederatedArrays
-from fedjax_lab.data.files import read_parquet
+from fedjax_lab.data.files import not_utf8, read_parquet
 from fedjax_lab.data.packing import Sentence, pack
 from fedjax_lab.data.sources import Examples
 from fedjax_lab.machine.extras import imported
@@ -70,7 +70,6 @@ _UNREAD_IN_MESSAGE = (
 
 _LIKE_SPECIAL = re.compile(r"<[^<>\s]+>|\[/?[A-Z_]+\]")
 _STAND_IN = "\u4dc0"  # a symbol that normalizers leave as it is
-_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
 class Template(NamedTuple):
@@ -209,56 +208,49 @@ def pack_chats(
 
 def _numbered(records: Records) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """Yield (location for errors, record)."""
+    for where, record in _located(records):
+        if not isinstance(record, Mapping):
+            raise ValueError(
+                f"{where} is a {type(record).__name__}; it must be an object {{field: value}}. "
+                'Of a data frame, give its rows: df.to_dict("records").'
+            )
+        yield where, record
+
+
+def _located(records: Records) -> Iterator[tuple[str, Any]]:
+    """Yield (location, what is there) of a file of JSON lines or of one JSON array, and others."""
     if not isinstance(records, str | Path):
-        for number, record in enumerate(records):
-            if not isinstance(record, Mapping):
-                raise ValueError(
-                    f"records[{number}] is a {type(record).__name__}; not a mapping. Of a data "
-                    'frame, give its rows: df.to_dict("records").'
-                )
-            yield f"records[{number}]", record
+        yield from ((f"records[{number}]", record) for number, record in enumerate(records))
         return
     path = Path(records)
     if not path.is_file():
         raise FileNotFoundError(f"records is {str(path)!r}; there is no such file.")
-    if path.suffix != ".parquet":
-        yield from _json(path)
+    if path.suffix == ".parquet":
+        rows = read_parquet("records", path).to_pylist()
+        yield from ((f"{path}, row {number}", row) for number, row in enumerate(rows, start=1))
         return
-    for number, record in enumerate(read_parquet("records", path).to_pylist(), start=1):
-        yield f"{path}, row {number}", record
-
-
-def _json(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Yield the records of a file of JSON lines, or of one JSON array, which begins with "["."""
-    with path.open("rb") as file:
-        begin = len(_BYTE_ORDER_MARK) if file.read(3) == _BYTE_ORDER_MARK else 0
-        file.seek(begin)
-        first = next((line for line in file if line.strip()), b"")
-        file.seek(begin)
-        if first.lstrip().startswith(b"["):
-            for number, record in enumerate(_parsed(str(path), file.read()), start=1):
-                yield _object(f"{path}, record {number}", record)
-            return
-        for number, line in enumerate(file, start=1):
-            if line.strip():
-                where = f"{path}, line {number}"
-                yield _object(where, _parsed(where, line))
-
-
-def _parsed(where: str, text: bytes) -> Any:
     try:
-        return json.loads(text.decode("utf-8"))
+        text = path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise not_utf8(path) from error
+    if text.lstrip().startswith("["):
+        parts = enumerate(_parsed(str(path), text), start=1)
+        yield from ((f"{path}, record {number}", part) for number, part in parts)
+        return
+    for number, line in enumerate(text.split("\n"), start=1):
+        if line.strip():
+            where = f"{path}, line {number}"
+            yield where, _parsed(where, line)
+
+
+def _parsed(where: str, text: str) -> Any:
+    try:
+        return json.loads(text)
     except (ValueError, RecursionError) as error:
         raise ValueError(
             f"{where}: no JSON: {error}. Each line must be a JSON object, or the file one array of "
             "them."
         ) from error
-
-
-def _object(where: str, record: Any) -> tuple[str, Mapping[str, Any]]:
-    if not isinstance(record, dict):
-        raise ValueError(f"{where}: a {type(record).__name__}; no object.")
-    return where, record
 
 
 # --- tokens

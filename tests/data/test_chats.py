@@ -372,11 +372,11 @@ def test_files_that_are_none(tmp_path):
     for text, message in (
         (b'{"text": "a"}\n{', "line 2: no JSON: .* Each line must be a JSON object"),
         (b'{"text":\n"a"}\n', "line 1: no JSON"),
-        (b'{"text": "a"}\n[1]', "line 2: a list; no object"),
-        (b"[1]", "record 1: a int; no object"),
+        (b'{"text": "a"}\n[1]', "line 2 is a list; it must be an object"),
+        (b"[1]", "record 1 is a int; it must be an object"),
         (b'[{"text": "a"}, {"text": null}]', r"record 2 has \['text \(null\)'\]"),
         (b'[{"text": "a"}', r"a\.jsonl: no JSON"),
-        (b"\xff\n", "line 1: no JSON"),
+        (b"\xff\n", "no UTF-8 text: line 1"),
         (b"[" * 100_000, r"a\.jsonl: no JSON"),
     ):
         file.write_bytes(text)
