@@ -5,10 +5,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedjax_lab.command.config import RunConfig
+from fedjax_lab.command.config import GROUP_OF, HINTS, RunConfig
 from fedjax_lab.command.config_file import convert, kinds_of, read_settings
 from fedjax_lab.command.options import algorithm_options, parse_options
-from fedjax_lab.command.settings import GROUP_OF, HINTS
 from fedjax_lab.descriptions import format_value
 from fedjax_lab.simulation.sweep_result import check_seeds
 from fedjax_lab.storage.run_dir import renamed_settings

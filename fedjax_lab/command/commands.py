@@ -25,9 +25,9 @@ from fedjax_lab.command.combinations import (
     read_assignments,
     read_runs,
 )
-from fedjax_lab.command.config import RunConfig
+from fedjax_lab.command.config import DEFAULTS, GROUPS, HINTS, RunConfig
 from fedjax_lab.command.options import parse_options
-from fedjax_lab.command.settings import DEFAULTS, GROUPS, HINTS, OutputSettings
+from fedjax_lab.command.settings import OutputSettings
 
 PROG = "fedjax-lab"
 _NO_FLAG = (tyro.conf.Fixed, tyro.conf.Suppress)

@@ -7,7 +7,7 @@ import dataclasses
 import re
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 from fedjax_lab.checks import did_you_mean
 from fedjax_lab.command.config_checks import check_config
@@ -21,9 +21,6 @@ from fedjax_lab.command.options import (
     published_settings,
 )
 from fedjax_lab.command.settings import (
-    DEFAULTS,
-    GROUP_OF,
-    HINTS,
     NATURAL_SCHEME,
     ClockSettings,
     DataSettings,
@@ -271,6 +268,13 @@ class RunConfig:
         ]
         name = "-".join([*(part.rstrip(",") for part in parts), f"seed{self.rounds.seed}"])
         return re.sub(r"[^\w.,-]", "", name)
+
+
+GROUPS = {name: type(group) for name, group in vars(RunConfig()).items()}
+# Setting -> its group, its default, its type.
+GROUP_OF = {name: group for group, kind in GROUPS.items() for name in vars(kind())}
+DEFAULTS = RunConfig().settings()
+HINTS = {name: hint for kind in GROUPS.values() for name, hint in get_type_hints(kind).items()}
 
 
 def _short(name: str, value: Any) -> str:

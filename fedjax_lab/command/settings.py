@@ -411,22 +411,6 @@ class OutputSettings:
     """Folder for a profile of the compiled rounds between two evaluations."""
 
 
-GROUPS = {
-    "method": MethodSettings,
-    "model": ModelSettings,
-    "data": DataSettings,
-    "rounds": RoundsSettings,
-    "clock": ClockSettings,
-    "privacy": PrivacySettings,
-    "machine": MachineSettings,
-    "output": OutputSettings,
-}
-# Setting -> its group, its default, its type.
-GROUP_OF = {name: group for group, kind in GROUPS.items() for name in vars(kind())}
-DEFAULTS = {name: value for kind in GROUPS.values() for name, value in vars(kind()).items()}
-HINTS = {name: hint for kind in GROUPS.values() for name, hint in get_type_hints(kind).items()}
-
-
 @contextmanager
 def said_of(setting: str, value: Any) -> Iterator[None]:
     """Let the library's error say of which setting it is, where it has another name for it."""
