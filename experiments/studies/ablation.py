@@ -4,9 +4,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from fedjax_lab.estimates import estimate
-from fedjax_lab.report.ranking import tops
 from fedjax_lab.report.runs import Group
 from fedjax_lab.report.style import Styles, frame, legend, panels, styles_of
+from fedjax_lab.report.tables import top
 
 
 def ablation_figure(
@@ -62,7 +62,7 @@ def _draw_line(
 ) -> None:
     points = []
     for group in groups:
-        at, found = place(group.label), tops(group)
+        at, found = place(group.label), [100 * top(run) for run in group.runs]
         if at is None:
             axes.axhline(estimate(found).mean, linewidth=1.2, **style)
         else:

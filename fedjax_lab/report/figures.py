@@ -26,7 +26,7 @@ from fedjax_lab.report.curves import (
 )
 from fedjax_lab.report.distribution import client_scores, clients_figure
 from fedjax_lab.report.partition_figure import partition_figure
-from fedjax_lab.report.print_size import at_print_size, save_vectors
+from fedjax_lab.report.print_size import at_print_size
 from fedjax_lab.report.ranking import ranking_figure
 from fedjax_lab.report.runs import Group, Run
 from fedjax_lab.report.sections import runs_of, score_of
@@ -53,12 +53,11 @@ def write_figures(
     written = []
 
     def add(figure: Any, name: str, caption: str) -> None:
-        save(figure, folder / f"{prefix}{name}")
+        name = f"{prefix}{name}"
+        save(figure, folder / name)
         if form != "png":
-            save_vectors(
-                at_print_size(figure), (folder / f"{prefix}{name}").with_suffix(f".{form}")
-            )
-        written.append((f"{prefix}{name}", caption))
+            save(at_print_size(figure), (folder / name).with_suffix(f".{form}"))
+        written.append((name, caption))
 
     def add_metrics(measures: Sequence[Measure], name: str, caption: str) -> None:
         shown = [Panel(having(groups, y), y) for y in measures if has(groups, y)]

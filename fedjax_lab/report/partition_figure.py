@@ -12,7 +12,7 @@ from fedjax_lab.report.style import COLOURS, frame, new_figure
 _MOST = 100  # clients that can be told apart
 
 
-def partition_figure(histogram: Sequence[Sequence[int]] | np.ndarray, title: str = "") -> Any:
+def partition_figure(histogram: Sequence[Sequence[int]] | np.ndarray) -> Any:
     """Draw bubbles with the numbers of examples, and a heat map of each client's label shares.
 
     With more than 100 clients, 100 are shown, evenly spaced in the order of size.
@@ -56,8 +56,6 @@ def partition_figure(histogram: Sequence[Sequence[int]] | np.ndarray, title: str
         else:
             axes.xaxis.get_major_locator().set_params(integer=True)
     right.grid(False)
-    if title:
-        figure.suptitle(title, fontsize=12)
     return figure
 
 

@@ -8,8 +8,16 @@ import numpy as np
 
 from fedjax_lab.checks import check_number
 from fedjax_lab.estimates import standard_errors
-from fedjax_lab.report.print_size import COLUMN, FORMS, at_print_size, save_vectors
-from fedjax_lab.report.style import frame, legend, new_figure, plain_numbers, save, styles_of
+from fedjax_lab.report.print_size import COLUMN, at_print_size
+from fedjax_lab.report.style import (
+    FORMS,
+    frame,
+    legend,
+    new_figure,
+    plain_numbers,
+    save,
+    styles_of,
+)
 
 History = Sequence[Mapping[str, Any]]
 _SCREEN = (5.6, 3.5)  # inches, before it gets its printed size
@@ -69,7 +77,7 @@ def plot(
     legend(figure, list(curves), styles)
     at_print_size(figure, width)
     if path is not None:
-        (save if path.suffix == ".png" else save_vectors)(figure, path)
+        save(figure, path)
     return figure
 
 

@@ -1,19 +1,14 @@
-"""Figures for print: vectors with embedded fonts, at the width of a column."""
+"""Figures at the width of a column of a page in print."""
 
 import textwrap
-from pathlib import Path
 from typing import Any
 
-from fedjax_lab.machine.atomic_files import write_atomically
 from fedjax_lab.report.style import legend_of
 
-FORMS = ("png", "pdf", "svg")
 COLUMN, PAGE = 3.4, 7.0  # inches: one column of two, and both
 _TEXT, _SMALL = 8, 7  # points
 _LETTER = 0.62  # width of a letter, divided by its size
 _LINES = 0.8  # width of lines, divided by that on a screen
-# In a PDF, TrueType fonts, which journals require; in an SVG, letters as outlines.
-_SETTINGS: Any = {"pdf.fonttype": 42, "svg.fonttype": "path", "svg.hashsalt": "fedjax_lab"}
 
 
 def at_print_size(figure: Any, width: float | None = None) -> Any:
@@ -45,13 +40,3 @@ def at_print_size(figure: Any, width: float | None = None) -> Any:
         old.remove()
         legend_of(figure, handles, fontsize=_SMALL)
     return figure
-
-
-def save_vectors(figure: Any, path: Path) -> None:
-    """Write a PDF or SVG file, depending on the suffix; equal figures give equal bytes."""
-    import matplotlib
-
-    form = path.suffix[1:]
-    undated = {"pdf": {"CreationDate": None}, "svg": {"Date": None}}[form]
-    with matplotlib.rc_context(_SETTINGS), write_atomically(path, "wb") as file:
-        figure.savefig(file, format=form, metadata=undated)

@@ -7,15 +7,10 @@ from typing import Any
 from fedjax_lab.estimates import estimate
 from fedjax_lab.report.runs import Group
 from fedjax_lab.report.sections import runs_of, score_of
-from fedjax_lab.report.statistics import ACCURACY, best
+from fedjax_lab.report.statistics import best
 from fedjax_lab.report.style import COLOURS, frame, literal, new_figure
 
 _SPAN = 30.0  # points below the best that a ranking shows
-
-
-def tops(group: Group, metric: str = ACCURACY) -> list[float]:
-    """Return the highest accuracy of each run, in percent."""
-    return [100 * best(run.values(metric)) for run in group.runs]
 
 
 def ranking_figure(groups: Sequence[Group]) -> Any:
@@ -24,7 +19,9 @@ def ranking_figure(groups: Sequence[Group]) -> Any:
     A value far below the best is a number at the edge.
     """
     score = score_of(runs_of(groups))
-    found = {group.label: tops(group, score.name) for group in groups}
+    found = {
+        group.label: [100 * best(run.values(score.name)) for run in group.runs] for group in groups
+    }
     means = {label: estimate(values).mean for label, values in found.items()}
     labels = sorted(
         (label for label in found if math.isfinite(means[label])), key=means.__getitem__

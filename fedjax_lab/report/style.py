@@ -1,4 +1,4 @@
-"""The style of figures: colours, axes, legends, PNG files."""
+"""The style of figures: colours, axes, legends, files."""
 
 import io
 from collections.abc import Iterable, Mapping, Sequence
@@ -11,7 +11,11 @@ from fedjax_lab.machine.extras import imported
 # Okabe and Ito's colours, which differ in lightness too, without the yellow; then dashes.
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
 DASHES = ("-", "--", ":", "-.")
+FORMS = ("png", "pdf", "svg")
 _DPI = 100
+# In a PDF, TrueType fonts, which journals require; in an SVG, letters as outlines.
+_VECTORS: Any = {"pdf.fonttype": 42, "svg.fonttype": "path", "svg.hashsalt": "fedjax_lab"}
+_UNDATED: Any = {"pdf": {"CreationDate": None}, "svg": {"Date": None}}
 
 Style = dict[str, Any]
 Styles = Mapping[str, Style]
@@ -124,11 +128,20 @@ def literal(label: str) -> str:
 
 
 def save(figure: Any, path: Path) -> None:
-    """Write a PNG file with a palette, which halves its size; equal figures give equal bytes."""
-    from PIL import Image
+    """Write a PNG, PDF or SVG file, depending on the suffix; equal figures give equal bytes.
 
-    buffer = io.BytesIO()
-    figure.savefig(buffer, dpi=_DPI, format="png", metadata={"Software": None})
-    palette = Image.open(buffer).convert("RGB").quantize(256)
-    with write_atomically(path, "wb") as file:
+    A PNG file has a palette, which halves its size.
+    """
+    import matplotlib
+
+    form = path.suffix[1:]
+    with matplotlib.rc_context(_VECTORS), write_atomically(path, "wb") as file:
+        if form != "png":
+            figure.savefig(file, format=form, metadata=_UNDATED[form])
+            return
+        from PIL import Image
+
+        buffer = io.BytesIO()
+        figure.savefig(buffer, dpi=_DPI, format="png", metadata={"Software": None})
+        palette = Image.open(buffer).convert("RGB").quantize(256)
         palette.save(file, format="png", optimize=True)

@@ -121,7 +121,7 @@ HISTOGRAM = np.array([[30, 0, 10], [0, 5, 15], [0, 0, 0]])
 
 
 def test_bubbles_have_the_area_of_the_examples_and_the_heat_map_their_shares():
-    bubbles, shares, _bar = partition_figure(HISTOGRAM, "title").axes
+    bubbles, shares, _bar = partition_figure(HISTOGRAM).axes
     (circles,) = bubbles.collections
     places = [tuple(map(int, place)) for place in circles.get_offsets()]
     areas = dict(zip(places, circles.get_sizes(), strict=True))
