@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import math
 import os
 import sys
 import warnings
@@ -21,15 +20,15 @@ from fedjax_lab.command.distributed import join, leave
 from fedjax_lab.command.factories import own_sources
 from fedjax_lab.command.reports import print_tables
 from fedjax_lab.command.screen import print_rows
-from fedjax_lab.estimates import digits_of_amount
+from fedjax_lab.estimates import digits_of_amount, estimate, format_estimate
 from fedjax_lab.machine.atomic_files import new_file
 from fedjax_lab.machine.json_file import read_json
 from fedjax_lab.machine.program_cache import keep_by_default
 from fedjax_lab.report import Run, load_runs
 from fedjax_lab.report.runs import SETTINGS
-from fedjax_lab.report.sections import tail_of
-from fedjax_lab.report.statistics import ERROR, best, last, lowest, number
+from fedjax_lab.report.statistics import number
 from fedjax_lab.report.tables import seed_table
+from fedjax_lab.report.write import report_of
 from fedjax_lab.simulation.history import SimulationResult
 from fedjax_lab.simulation.processes import Processes
 from fedjax_lab.simulation.stop import compiles_still
@@ -226,63 +225,26 @@ def _show_all(command: RunCommand, configs: Sequence[RunConfig], lists: Mapping[
     columns = "partition" if "partition" in lists or not axes else axes[0]
     parent = command.settings.output.run_dir
     shown = [parent] if parent is not None else map(str, paths)
-    print_tables(load_runs(shown), rows="method", columns=columns)
+    print_tables(report_of(load_runs(shown), rows="method", columns=columns))
     print(f"{PROG} report {parent or 'runs'} --rows method --columns {columns}: the whole report")
 
 
 def _facts(run: Run) -> list[list[str]]:
     """Return the summary of a run: rows of (name, value) under a header."""
-    row, summary, tail = run.rows[-1], run.summary, tail_of([run])
-
-    def percent(value: float) -> str:
-        return "-" if math.isnan(value) else f"{100 * value:.2f} %"
-
-    accuracy, worst = run.values("accuracy"), "worst 10 %, training data"
-    of = "global model" if "personal_accuracy" in row else "accuracy"
-    scores = [
-        [f"{of}, last", percent(last(accuracy))],
-        [f"{of}, best", percent(best(accuracy))],
-        [f"{of}, {tail.name}", percent(tail.mean(run))],
-        [worst, percent(number(summary.get("worst_10_percent_accuracy")))],
-    ]
-    errors = [
-        ["mean squared error, last", _plain(number(row.get(ERROR)))],
-        ["mean squared error, lowest", _plain(lowest(run.values(ERROR)))],
-        [worst, _plain(number(summary.get(f"worst_10_percent_{ERROR}")))],
-    ]
+    row, (head, values, _) = run.rows[-1], seed_table([run])
+    test_loss = estimate([number(row.get("test_loss"))])
+    megabytes = [row[name] / 1e6 for name in ("bytes_up", "bytes_down")]
     return [
         [run.algorithm, f"seed {run.seed}"],
         ["rounds", f"{row['round']:,} of {run.config['rounds']:,}"],
-        *_own_models(row),
-        *(scores if ERROR not in row else errors),
-        ["test loss", _plain(number(row.get("test_loss")))],
-        *([["perplexity", _plain(number(row["perplexity"]))]] if "perplexity" in row else []),
+        *map(list, zip(head[1:], values[1:], strict=True)),
+        ["test loss", format_estimate(test_loss, 4)],
         [
-            "uplink, downlink",
-            ", ".join(_megabytes(row[name]) for name in ("bytes_up", "bytes_down")),
+            "uplink, downlink (MB)",
+            ", ".join(f"{size:,.{digits_of_amount(size)}f}" for size in megabytes),
         ],
         ["gradients", f"{row['gradients']:,}"],
-        ["compile, run", f"{run.compile_seconds:.1f} s, {run.seconds:.1f} s"],
+        ["compile, run (s)", f"{run.compile_seconds:.1f}, {run.seconds:.1f}"],
         ["partition", run.config["partition"]["hash"]],
         ["run directory", str(run.path)],
     ]
-
-
-def _megabytes(size: float) -> str:
-    """Format a number of bytes in megabytes."""
-    megabytes = size / 1e6
-    return f"{megabytes:,.{digits_of_amount(megabytes)}f} MB"
-
-
-def _own_models(row: Mapping[str, Any]) -> list[list[str]]:
-    """Return the summary of personal models on the clients' own test examples."""
-    of = {"": "mean over clients", "_weighted": "over examples", "_worst": "worst 10 % of clients"}
-    return [
-        [f"own models, {text}", f"{100 * row[f'personal_accuracy{name}']:.2f} %"]
-        for name, text in of.items()
-        if row.get(f"personal_accuracy{name}") is not None
-    ]
-
-
-def _plain(value: float) -> str:
-    return "-" if math.isnan(value) else f"{value:.4g}"

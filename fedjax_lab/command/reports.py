@@ -1,22 +1,17 @@
 """``fedjax-lab report``: pages, or a table, over finished runs."""
 
-import re
-from collections.abc import Sequence
 from typing import Any
 
 from fedjax_lab.command.commands import ReportCommand
 from fedjax_lab.command.screen import file_to_write, print_rows
 from fedjax_lab.machine.atomic_files import write_text
 from fedjax_lab.markdown import Cells
-from fedjax_lab.report import Run, load_runs
+from fedjax_lab.report import load_runs
 from fedjax_lab.report.formats import format_report
-from fedjax_lab.report.pivot import check_axes, notes, pivots_of, score_rows
-from fedjax_lab.report.sections import sections_of
+from fedjax_lab.report.pivot import notes, score_rows
 from fedjax_lab.report.statistics import UNKNOWN
 from fedjax_lab.report.tables import accuracy_table
-from fedjax_lab.report.write import write_pages
-
-_DECIDING = re.compile("method|seeds|behind|((own models|global model), )?mean of round")  # columns
+from fedjax_lab.report.write import Report, report_of, write_pages
 
 
 def report_command(command: ReportCommand) -> int:
@@ -42,41 +37,25 @@ def report_command(command: ReportCommand) -> int:
         else:
             write_text(out, text)
         return 0
-    runs = load_runs(command.runs, **chosen)
-    path = write_pages(runs, command.out, figures=command.figures, **shown)
+    report = report_of(load_runs(command.runs, **chosen), **shown)
+    path = write_pages(report, command.out, command.figures)
     if not command.quiet:
-        print_tables(runs, **shown)
+        print_tables(report)
         print(path)
     return 0
 
 
-def print_tables(
-    runs: Sequence[Run],
-    target: float | None = None,
-    rows: str | None = None,
-    columns: str | None = None,
-) -> None:
-    """Print what a report decides: of each section, or with axes a table of methods and settings.
-
-    Raises:
-      ValueError: as ``write_report``.
-    """
-    axes = check_axes(rows, columns)
-    if axes is not None:
-        pivots = pivots_of(runs, axes, target)
-        for pivot in pivots:
-            _print_table(pivot.title, score_rows(pivot, lambda text: f"{text} *"))
-        print("*: best of its setting; ≈: within noise", *notes(pivots), sep="\n")
+def print_tables(report: Report) -> None:
+    """Print what a report decides: its tables of methods and settings, or else each section."""
+    for pivot in report.pivots:
+        _print_table(pivot.title, score_rows(pivot, lambda text: f"{text} *"))
+    if report.pivots:
+        print("*: best of its setting; ≈: within noise", *notes(report.pivots), sep="\n")
         return
-    sections = sections_of(runs)
-    for section in sections:
-        if section.score == UNKNOWN:
-            continue
-        table = accuracy_table(section.groups)
-        # The report has the other columns, which a terminal is too narrow for.
-        shown = [i for i, name in enumerate(table[0]) if _DECIDING.match(name)]
-        title = section.title if len(sections) > 1 else ""
-        _print_table(title, [[row[i] for i in shown] for row in table])
+    for section in report.sections:
+        if section.score != UNKNOWN:
+            title = section.title if len(report.sections) > 1 else ""
+            _print_table(title, accuracy_table(section.groups, brief=True))
 
 
 def _print_table(title: str, table: Cells) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 
 from fedjax_lab.estimates import Estimate, estimate
 from fedjax_lab.report.distribution import client_scores
-from fedjax_lab.report.pivot import Pivot
+from fedjax_lab.report.pivot import METHOD, Pivot
 from fedjax_lab.report.runs import Group, show
 from fedjax_lab.report.sections import Section, runs_of, tail_of
 from fedjax_lab.report.statistics import last
@@ -123,7 +123,8 @@ def pivots_csv(pivots: Sequence[Pivot]) -> str:
     """
     lines = []
     for pivot in pivots:
-        for (row, column), cell in pivot.cells.items():
+        for place, cell in pivot.cells.items():
+            row, column = place if pivot.axes[0] == METHOD else reversed(place)
             mark = " ".join(filter(None, [cell.mark, "unsolved" if cell.unsolved else ""]))
             about = [pivot.title, row, column, mark]
             lines.append((about, f"{pivot.score.name}{pivot.score.unit}", cell.score))

@@ -10,20 +10,11 @@ from fedjax_lab.markdown import Cells
 from fedjax_lab.report.csv_text import pivots_csv, runs_csv
 from fedjax_lab.report.html import html_page
 from fedjax_lab.report.paired import NOISE
-from fedjax_lab.report.pivot import (
-    Pivot,
-    check_axes,
-    explanation,
-    pivot_text,
-    pivots_of,
-    score_rows,
-    target_rows,
-)
+from fedjax_lab.report.pivot import Pivot, explanation, pivot_text, score_rows, target_rows
 from fedjax_lab.report.runs import load_runs
-from fedjax_lab.report.sections import sections_of, warn_of_unknown_scores
 from fedjax_lab.report.statistics import UNKNOWN
 from fedjax_lab.report.tables import UNSOLVED, accuracy_table, report_text
-from fedjax_lab.report.write import check_target, write_pages
+from fedjax_lab.report.write import report_of, write_pages
 
 _BOLD = "\0"  # before the text of a cell in bold type; no text has it
 FORMATS = ("markdown", "html", "latex", "csv")
@@ -72,25 +63,21 @@ def format_report(
       ImportError: matplotlib or markdown-it-py is missing, which HTML needs.
     """
     check_choice("format", form, FORMATS)
-    axes = check_axes(rows, columns)
     runs = load_runs(directories, metric=metric, mode=mode, compare=compare)
-    if form == "html" and axes is None:
+    report = report_of(runs, target=target, title=title, rows=rows, columns=columns)
+    sections = report.sections
+    if report.pivots:
+        return _format_pivots(report.pivots, form, title)
+    if form == "html":
         with tempfile.TemporaryDirectory() as folder:
-            report = write_pages(runs, folder, target=target, title=title)
-            return report.with_suffix(".html").read_text(encoding="utf-8")
-    check_target(target, runs)
-    sections = sections_of(runs)
-    warn_of_unknown_scores(sections)
-    if axes is not None:
-        return _format_pivots(pivots_of(runs, axes, target), form, title)
+            page = write_pages(report, folder).with_suffix(".html")
+            return page.read_text(encoding="utf-8")
     if form == "latex":
         scored = [one for one in sections if one.score != UNKNOWN]
         tables = [latex_table(accuracy_table(section.groups)) for section in scored]
         titles = [f"% {section.title}\n" if len(sections) > 1 else "" for section in scored]
         return "\n".join(map(str.__add__, titles, tables))
-    if form == "csv":
-        return runs_csv(sections)
-    return report_text(sections, target, title=title)
+    return runs_csv(sections) if form == "csv" else report_text(sections, target, title=title)
 
 
 def _format_pivots(pivots: Sequence[Pivot], form: str, title: str) -> str:

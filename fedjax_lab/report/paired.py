@@ -73,6 +73,17 @@ def best_group(groups: Sequence[Group], measure: Callable[[Run], float]) -> Grou
     return groups[ranked.index(max(ranked))] if max(ranked, default=-math.inf) > -math.inf else None
 
 
+def compare_with_best(
+    groups: Sequence[Group], measure: Callable[[Run], float]
+) -> tuple[Group | None, list[Difference | None]]:
+    """Return the best group, and its ``paired_difference`` from each other group."""
+    leader = best_group(groups, measure)
+    return leader, [
+        paired_difference(leader, group, measure) if leader and group is not leader else None
+        for group in groups
+    ]
+
+
 def behind_best(
     groups: Sequence[Group], measure: Callable[[Run], float], is_error: bool = False
 ) -> list[list[str]]:
@@ -81,12 +92,7 @@ def behind_best(
     Args:
       is_error: whether decimals follow from the size of the differences; otherwise two.
     """
-    leader = best_group(groups, measure)
-
-    behind = [
-        paired_difference(leader, group, measure) if leader and group is not leader else None
-        for group in groups
-    ]
+    leader, behind = compare_with_best(groups, measure)
     largest = max((abs(found.estimate.mean) for found in behind if found), default=math.nan)
     digits = digits_of([largest], is_error)
 

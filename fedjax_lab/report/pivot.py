@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from fedjax_lab.checks import check_choice
 from fedjax_lab.estimates import NOTHING, Estimate, estimate, format_estimate
 from fedjax_lab.markdown import Cells, inert, markdown_table, printable
-from fedjax_lab.report.paired import NOISE, best_group, paired_difference
+from fedjax_lab.report.paired import NOISE, compare_with_best
 from fedjax_lab.report.runs import (
     Group,
     Run,
@@ -26,7 +26,6 @@ from fedjax_lab.report.sections import (
     Section,
     runs_of,
     score_of,
-    sections_of,
     setting_of,
     tail_of,
 )
@@ -70,16 +69,16 @@ class Pivot(NamedTuple):
     Attributes:
       title: the settings of all its runs that differ from those of other tables; "" for one table.
       axes: names of the rows and of the columns.
-      rows, columns: their labels.
-      cells: by (row, column); empty ones are missing.
+      methods, settings: labels of the two axes.
+      cells: by (method, setting); empty ones are missing.
       score: the score of its cells.
       merged: methods of which each column has other hyperparameters, with their names.
     """
 
     title: str
     axes: tuple[str, str]
-    rows: list[str]
-    columns: list[str]
+    methods: list[str]
+    settings: list[str]
     cells: dict[tuple[str, str], Cell]
     score: Score
     merged: dict[str, list[str]]
@@ -114,24 +113,23 @@ def check_axes(rows: str | None, columns: str | None) -> tuple[str, str] | None:
 
 
 def pivots_of(
-    runs: Iterable[Run], axes: tuple[str, str], target: float | None = None
+    sections: Iterable[Section], axes: tuple[str, str], target: float | None = None
 ) -> list[Pivot]:
-    """Arrange runs in tables; a table for each value of what is neither in rows nor in columns.
+    """Arrange sections in tables, one for each value of what is neither in rows nor in columns.
 
     Methods are compared within a setting: each setting has a best one, ties with it, and a target.
 
     Args:
+      sections: result of ``sections_of``.
       axes: names of the rows and of the columns, as ``check_axes`` returns them.
       target: accuracy in (0, 1); None: 95 % of the best method's in each setting.
 
     Raises:
-      ValueError: no run has a setting of such a name, or a score; runs that differ are of one row
-        or column; or as ``group_runs``.
+      ValueError: no run has a setting of such a name, or a score; or runs that differ are of one
+        row or column.
     """
     settings = [
-        _Setting(section, _values(section))
-        for section in sections_of(runs)
-        if section.score != UNKNOWN
+        _Setting(section, _values(section)) for section in sections if section.score != UNKNOWN
     ]
     if not settings:
         raise ValueError(
@@ -175,33 +173,30 @@ def _pivot(
     """
     score = score_of(runs_of(group for one in settings for group in one.section.groups))
     labels, merged = _labels(settings)
-    side = 1 - axes.index(METHOD)  # of the settings
+    side = axes[1 - axes.index(METHOD)]
     of_name: dict[str, _Setting] = {}
     of_cell: dict[tuple[str, str], Group] = {}
     cells: dict[tuple[str, str], Cell] = {}
     for one, methods in zip(settings, labels, strict=True):
-        name, groups = show(one.values.get(axes[side])), one.section.groups
+        name, groups = show(one.values.get(side)), one.section.groups
         before = of_name.setdefault(name, one)
         if before is not one:
             names = names_that_differ([before.values, one.values])
             first = before.section.groups[0], groups[0]
-            raise _not_shown(*first, f"{axes[side]} {name}", names)
+            raise _not_shown(*first, f"{side} {name}", names)
         found = _cells(one.section, score, target)
         for group, method, cell in zip(groups, methods, found, strict=True):
-            place = (method, name) if side == 1 else (name, method)
+            place = method, name
             beside = of_cell.setdefault(place, group)
             if beside is not group:
                 names = names_that_differ([of.runs[0].settings for of in (beside, group)])
                 raise _not_shown(beside, group, " and ".join(place), names)
             cells[place] = cell
-
-    def ordered(axis: int) -> list[str]:
-        names = list(dict.fromkeys(place[axis] for place in cells))
-        if axes[axis] != METHOD:
-            return sorted(names, key=_natural)
-        return sorted(names, key=lambda name: _loss(cells, score.sign, axis, name))
-
-    return Pivot(title, axes, ordered(0), ordered(1), cells, score, merged)
+    best_first = sorted(
+        dict.fromkeys(method for method, _ in cells),
+        key=lambda name: _loss(cells, score.sign, name),
+    )
+    return Pivot(title, axes, best_first, sorted(of_name, key=_natural), cells, score, merged)
 
 
 def _not_shown(one: Group, other: Group, what: str, names: Sequence[str]) -> ValueError:
@@ -212,9 +207,9 @@ def _not_shown(one: Group, other: Group, what: str, names: Sequence[str]) -> Val
     )
 
 
-def _loss(cells: dict[tuple[str, str], Cell], sign: float, axis: int, name: str) -> float:
+def _loss(cells: dict[tuple[str, str], Cell], sign: float, name: str) -> float:
     """Return minus the mean of a method's scores, by which methods are ordered."""
-    means = [cell.score.mean for place, cell in cells.items() if place[axis] == name]
+    means = [cell.score.mean for (method, _), cell in cells.items() if method == name]
     means = [value for value in means if not math.isnan(value)]
     return -sign * math.fsum(means) / len(means) if means else math.inf
 
@@ -232,12 +227,11 @@ def _cells(section: Section, score: Score, target: float | None) -> list[Cell]:
     def measure(run: Run) -> float:
         return score.sign * score.scale * tail.mean(run, score.name)
 
-    leader = best_group(section.groups, measure)
     if target is None or not score.is_accuracy:
         target = default_target(section.groups, score)
+    leader, differences = compare_with_best(section.groups, measure)
     found = []
-    for group in section.groups:
-        difference = paired_difference(leader, group, measure) if leader else None
+    for group, difference in zip(section.groups, differences, strict=True):
         tied = difference is not None and difference.within_noise
         mark = "best" if group is leader else "tie" if tied else ""
         shown = estimate([score.sign * measure(run) for run in group.runs])
@@ -304,23 +298,18 @@ def target_rows(pivot: Pivot) -> Cells | None:
 
     if all(math.isnan(cell.target) for cell in pivot.cells.values()):
         return None
-    side = 1 - pivot.axes.index(METHOD)  # of the settings
-    targets = {place[side]: cell.target for place, cell in pivot.cells.items()}
-
-    def named(setting: str) -> str:
-        return f"{setting} ({100 * targets[setting]:.10g} %)"
-
-    (corner, *columns), *rows = _rows(pivot, text)
-    if side == 1:
-        return [[corner, *map(named, columns)], *rows]
-    return [[corner, *columns], *([named(row[0]), *row[1:]] for row in rows)]
+    targets = {setting: cell.target for (_, setting), cell in pivot.cells.items()}
+    return _rows(pivot, text, lambda setting: f"{setting} ({100 * targets[setting]:.10g} %)")
 
 
-def _rows(pivot: Pivot, text: Callable[[Cell], str]) -> Cells:
-    rows = [[pivot.axes[0], *pivot.columns]]
-    for row in pivot.rows:
-        cells = [pivot.cells.get((row, column)) for column in pivot.columns]
-        rows.append([row, *(NOTHING if cell is None else text(cell) for cell in cells)])
+def _rows(pivot: Pivot, text: Callable[[Cell], str], named: Callable[[str], str] = str) -> Cells:
+    """Return header and rows; ``named`` formats the settings' labels."""
+    table = [["", *map(named, pivot.settings)]]
+    for method in pivot.methods:
+        cells = [pivot.cells.get((method, setting)) for setting in pivot.settings]
+        table.append([method, *(NOTHING if cell is None else text(cell) for cell in cells)])
+    rows = table if pivot.axes[0] == METHOD else [list(row) for row in zip(*table, strict=True)]
+    rows[0][0] = pivot.axes[0]
     return rows
 
 

@@ -1,7 +1,7 @@
 """A report's tables, as Markdown."""
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from fedjax_lab.estimates import (
@@ -110,7 +110,9 @@ def top(run: Run) -> float:
     return best(run.values("accuracy"))
 
 
-def accuracy_table(groups: Sequence[Group], measure: Callable[[Run], float] | None = None) -> Cells:
+def accuracy_table(
+    groups: Sequence[Group], measure: Callable[[Run], float] | None = None, *, brief: bool = False
+) -> Cells:
     """Return header and rows: accuracies in percent, and each group's distance from the best.
 
     Language models also have the lowest perplexity, and private runs have epsilon; regressions have
@@ -120,6 +122,7 @@ def accuracy_table(groups: Sequence[Group], measure: Callable[[Run], float] | No
       groups: one row for each group.
       measure: determines the best group and the paired differences from it. None: the mean over the
         last tenth of the rounds.
+      brief: only the columns that decide, for a terminal.
 
     Raises:
       ValueError: the groups differ in data set, metric or number of rounds.
@@ -130,32 +133,34 @@ def accuracy_table(groups: Sequence[Group], measure: Callable[[Run], float] | No
     if score.is_own:  # a page has no room for all of the global model's
         beside = [name for name in columns if name.startswith(_GLOBAL) and tail.name not in name]
         columns = {name: value for name, value in columns.items() if name not in beside}
+    if brief:
+        columns = {name: value for name, value in columns.items() if tail.name in name}
     unit = " (points)" * score.is_accuracy
     head = ["method", "seeds", *columns, f"behind the best{unit}", "p"]
-
-    def by_tail(run: Run) -> float:
-        return score.sign * tail.mean(run, score.name)
-
-    found = [[over_seeds(group, value) for value in columns.values()] for group in groups]
-    digits = [
-        _digits(name, column, score)
-        for name, column in zip(columns, zip(*found, strict=True), strict=True)
-    ]
-
-    def row(group: Group, values: list[Estimate], behind: list[str]) -> list[str]:
-        shown = map(format_estimate, values, digits)
-        return [marked(group), str(len(group.runs)), *shown, *behind]
-
-    compared = measure or by_tail
+    compared = measure or (lambda run: score.sign * tail.mean(run, score.name))
     behind = behind_best(
         groups, lambda run: score.scale * compared(run), is_error=not score.is_accuracy
     )
-    return [head, *(row(*cells) for cells in zip(groups, found, behind, strict=True))]
+    cells = _formatted([group.runs for group in groups], columns, score)
+    rows = [head]
+    for group, values, distance in zip(groups, cells, behind, strict=True):
+        rows.append([marked(group), str(len(group.runs)), *values, *distance])
+    return [row[:-1] for row in rows] if brief else rows
 
 
-def _digits(name: str, column: Iterable[Estimate], score: Score) -> int:
-    """Return a column's decimals; an epsilon, like an error, may be small without being nothing."""
-    return digits_of((value.mean for value in column), not score.is_accuracy or name == _EPSILON)
+def _formatted(
+    several: Sequence[Sequence[Run]], columns: Mapping[str, Callable[[Run], float]], score: Score
+) -> Cells:
+    """Format the columns' means and intervals of each of several lists of runs.
+
+    A column has two decimals, or what the sizes of its numbers need: of errors, and of epsilon.
+    """
+    found = [[estimate(list(map(of, runs))) for of in columns.values()] for runs in several]
+    digits = [
+        digits_of((value.mean for value in column), not score.is_accuracy or name == _EPSILON)
+        for name, column in zip(columns, zip(*found, strict=True), strict=True)
+    ]
+    return [list(map(format_estimate, row, digits)) for row in found]
 
 
 def marked(group: Group) -> str:
@@ -217,15 +222,10 @@ def seed_table(runs: Sequence[Run]) -> Cells:
     """
     columns = measures(runs, tail_of(runs))
     columns = {n: f for n, f in columns.items() if not n.startswith(_NOT_OF_SEEDS)}
-    score, several = score_of(runs), [*([run] for run in runs), runs]
-    estimates = [[estimate(list(map(f, of))) for f in columns.values()] for of in several]
-    digits = [
-        _digits(name, [mean], score) for name, mean in zip(columns, estimates[-1], strict=True)
-    ]
+    cells = _formatted([*([run] for run in runs), runs], columns, score_of(runs))
     names = [*(str(run.seed) for run in runs), "mean ± 95 %"]
     head = ["seed", *(name.replace(" of clients (%)", " (%)") for name in columns)]
-    rows = zip(names, estimates, strict=True)
-    return [head, *([name, *map(format_estimate, row, digits)] for name, row in rows)]
+    return [head, *([name, *row] for name, row in zip(names, cells, strict=True))]
 
 
 def target_table(groups: Sequence[Group], target: float) -> Cells:

@@ -1,8 +1,9 @@
-"""Writes a report: report.md with its figures, the same as report.html, and clients.csv."""
+"""Divides runs for a report, and writes it: report.md, its figures, report.html, clients.csv."""
 
 import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from fedjax_lab.checks import check_choice, check_number
 from fedjax_lab.machine.atomic_files import write_text
@@ -10,13 +11,57 @@ from fedjax_lab.report.csv_text import clients_csv
 from fedjax_lab.report.distribution import client_scores
 from fedjax_lab.report.figures import write_figures
 from fedjax_lab.report.html import html_page
-from fedjax_lab.report.pivot import check_axes, pivot_text, pivots_of
-from fedjax_lab.report.print_size import FORMS
+from fedjax_lab.report.pivot import Pivot, check_axes, pivot_text, pivots_of
 from fedjax_lab.report.runs import REPORT, Run, load_runs
-from fedjax_lab.report.sections import score_of, sections_of, warn_of_unknown_scores
+from fedjax_lab.report.sections import Section, sections_of, warn_of_unknown_scores
+from fedjax_lab.report.style import FORMS
 from fedjax_lab.report.tables import report_text
 
 CLIENTS = "clients.csv"
+
+
+class Report(NamedTuple):
+    """What a report is about, in any format.
+
+    Attributes:
+      title: the first line.
+      target: target accuracy; None: 95 % of the best method's.
+      runs: all runs.
+      sections: the runs, divided into comparable ones.
+      pivots: tables of methods and settings; none unless ``rows`` and ``columns`` were given.
+    """
+
+    title: str
+    target: float | None
+    runs: list[Run]
+    sections: list[Section]
+    pivots: list[Pivot]
+
+
+def report_of(
+    runs: list[Run],
+    *,
+    target: float | None = None,
+    title: str = "Report",
+    rows: str | None = None,
+    columns: str | None = None,
+) -> Report:
+    """Divide runs for a report; warn of those that cannot be ranked.
+
+    Args:
+      runs: from ``load_runs``.
+      target, title, rows, columns: as of ``write_report``.
+
+    Raises:
+      ValueError: as ``write_report``.
+    """
+    axes, sections = check_axes(rows, columns), sections_of(runs)
+    if target is not None:
+        check_number("target", target, minimum=0.0, maximum=1.0, exclusive_minimum=True)
+        if not any(section.score.is_accuracy for section in sections):
+            raise ValueError(f"target is {target}, an accuracy; these runs have none: omit it.")
+    warn_of_unknown_scores(sections)
+    return Report(title, target, runs, sections, pivots_of(sections, axes, target) if axes else [])
 
 
 def write_report(
@@ -57,32 +102,19 @@ def write_report(
       ImportError: matplotlib is missing.
     """
     runs = load_runs(directories, metric=metric, mode=mode, compare=compare)
-    return write_pages(
-        runs, out, target=target, title=title, figures=figures, rows=rows, columns=columns
-    )
+    report = report_of(runs, target=target, title=title, rows=rows, columns=columns)
+    return write_pages(report, out, figures)
 
 
-def write_pages(
-    runs: list[Run],
-    out: str | Path | None = None,
-    *,
-    target: float | None = None,
-    title: str = "Report",
-    figures: str = "png",
-    rows: str | None = None,
-    columns: str | None = None,
-) -> Path:
-    """Write what ``write_report`` writes, of runs that are loaded.
+def write_pages(report: Report, out: str | Path | None = None, figures: str = "png") -> Path:
+    """Write the pages of ``write_report``; returns the path of report.md.
 
     Raises:
-      ValueError, ImportError: as ``write_report``.
+      ValueError: ``figures`` is not allowed.
+      ImportError: matplotlib is missing.
     """
     check_choice("figures", figures, FORMS)
-    axes = check_axes(rows, columns)
-    check_target(target, runs)
-    sections = sections_of(runs)
-    warn_of_unknown_scores(sections)
-    first = "" if axes is None else pivot_section(runs, axes, target)
+    runs, sections, pivots = report.runs, report.sections, report.pivots
     folder = default_folder(runs) if out is None else Path(out)
     folder.mkdir(parents=True, exist_ok=True)
     prefixes = [f"part{i}_" if len(sections) > 1 else "" for i in range(1, len(sections) + 1)]
@@ -92,27 +124,13 @@ def write_pages(
     ]
     if any(map(client_scores, runs)):
         write_text(folder / CLIENTS, clients_csv(sections))
-    write_page(report_text(sections, target, shown, title, first), folder / REPORT)
+    first = ""
+    if pivots:
+        rows, columns = pivots[0].axes
+        tables = pivot_text(pivots, level=3).rstrip()
+        first = f"## {rows.capitalize()} by {columns}\n\n{tables}"
+    write_page(report_text(sections, report.target, shown, report.title, first), folder / REPORT)
     return folder / REPORT
-
-
-def check_target(target: float | None, runs: Sequence[Run]) -> None:
-    """Check the target accuracy.
-
-    Raises:
-      ValueError: it is out of range, or no runs are compared by an accuracy.
-    """
-    if target is None:
-        return
-    check_number("target", target, minimum=0.0, maximum=1.0, exclusive_minimum=True)
-    if not any(score_of([run]).is_accuracy for run in runs):
-        raise ValueError(f"target is {target}, an accuracy; these runs have none: omit it.")
-
-
-def pivot_section(runs: Iterable[Run], axes: tuple[str, str], target: float | None) -> str:
-    """Format the tables of methods and settings, under a heading."""
-    text = pivot_text(pivots_of(runs, axes, target), level=3)
-    return f"## {axes[0].capitalize()} by {axes[1]}\n\n{text.rstrip()}"
 
 
 def write_page(markdown: str, path: Path) -> None:

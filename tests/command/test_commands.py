@@ -355,5 +355,5 @@ def test_the_summary_of_a_text_run_without_a_perplexity_has_a_dash(tmp_path):
     row = json.loads(file.read_text()) | {"perplexity": None}
     file.write_text(json.dumps(row) + "\n")
     facts = dict(map(tuple, launch._facts(load_runs([path])[0])))
-    assert facts["perplexity"] == "-"
+    assert facts["lowest perplexity"] == "-"
     assert facts["test loss"] == "-"

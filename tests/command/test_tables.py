@@ -233,7 +233,7 @@ def test_classes_of_text_from_parquet(folder, capsys):
     assert run(*words, "--algorithm", "ditto") == 0
     said = capsys.readouterr()
     assert "3 classes" in said.err
-    assert "own models, mean over clients" in said.out
+    assert "own models (%)" in said.out
     assert "10 clients" in said.err
 
 

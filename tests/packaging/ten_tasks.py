@@ -118,7 +118,7 @@ TASKS = {
     "personal": Task(
         "a model for each client",
         (f"{LAB} run --algorithm ditto --partition classes_per_client:2 {SHORT}",),
-        "own models, mean over clients",
+        "own models (%)",
     ),
     "model": Task(
         "a flax model of one's own",

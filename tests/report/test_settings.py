@@ -129,9 +129,9 @@ def paired(first, second):
 
 
 def test_a_table_of_methods_by_partitions_against_numpy(grid):
-    (pivot,) = pivots_of(load_runs([grid]), ("method", "partition"))
-    assert pivot.columns == ["dirichlet:0.1", "dirichlet:1", "dirichlet:10"]
-    assert pivot.rows == ["fedavg", "scaffold"]
+    (pivot,) = pivots_of(sections_of(load_runs([grid])), ("method", "partition"))
+    assert pivot.settings == ["dirichlet:0.1", "dirichlet:1", "dirichlet:10"]
+    assert pivot.methods == ["fedavg", "scaffold"]
     for spec, methods in GRID.items():
         means = {name: np.mean(values) for name, values in methods.items()}
         best = max(means, key=means.get)
@@ -245,7 +245,7 @@ def test_what_is_in_no_axis_makes_another_table(grid):
     for seed in SEEDS:
         settings = {"cohort_size": 9, **partition("dirichlet:1", seed)}
         write_run(grid / f"large{seed}", [0.5, 0.6], seed=seed, **settings)
-    pivots = pivots_of(load_runs([grid]), ("method", "partition"))
+    pivots = pivots_of(sections_of(load_runs([grid])), ("method", "partition"))
     assert [pivot.title for pivot in pivots] == ["", "cohort_size 9"]
     assert list(pivots[1].cells) == [("fedavg", "dirichlet:1")]
     text = format_report([grid], "markdown", rows="method", columns="partition")
@@ -263,8 +263,8 @@ def test_a_method_tuned_in_each_setting_is_one_row(tmp_path):
                 path, [0.4], algorithm="fedprox", hyperparameters=settings, run_config=asked,
                 **partition(spec),
             )  # fmt: skip
-    (pivot,) = pivots_of(load_runs([tmp_path]), ("method", "partition"))
-    assert pivot.rows == ["fedavg", "fedprox (prox_weight=0.1)", "fedprox (prox_weight=1)"]
+    (pivot,) = pivots_of(sections_of(load_runs([tmp_path])), ("method", "partition"))
+    assert pivot.methods == ["fedavg", "fedprox (prox_weight=0.1)", "fedprox (prox_weight=1)"]
     assert pivot.merged == {"fedavg": ["client_lr"]}
     text = format_report([tmp_path], "markdown", rows="method", columns="partition")
     assert "Hyperparameters that differ between the settings: fedavg: client_lr." in text
@@ -275,7 +275,7 @@ def test_a_table_names_each_group_of_a_setting(tmp_path):
     write_run(tmp_path / "plain", [0.5, 0.6], every=5, eval_every=5)
     write_run(tmp_path / "often", [0.5] * 9 + [0.7], every=1, eval_every=1)
     write_run(tmp_path / "clipped", [0.5, 0.8], every=5, eval_every=5, clip_norm=1.0)
-    (pivot,) = pivots_of(load_runs([tmp_path]), ("method", "num_clients"))
+    (pivot,) = pivots_of(sections_of(load_runs([tmp_path])), ("method", "num_clients"))
     assert {row: round(cell.score.mean) for (row, _), cell in pivot.cells.items()} == {
         "fedavg (eval_every=5)": 60,
         "fedavg (eval_every=1)": 70,
@@ -290,8 +290,8 @@ def test_what_differs_between_settings_alone_makes_no_row(tmp_path):
         for weight in (0.1, 1.0):
             given = {"hyperparameters": {"prox_weight": weight}, **tuned, **partition(spec)}
             write_run(tmp_path / f"{spec}{weight}", [0.5], algorithm="fedprox", **given)
-    (pivot,) = pivots_of(load_runs([tmp_path]), ("method", "partition"))
-    assert pivot.rows == ["fedprox (prox_weight=0.1)", "fedprox (prox_weight=1)"]
+    (pivot,) = pivots_of(sections_of(load_runs([tmp_path])), ("method", "partition"))
+    assert pivot.methods == ["fedprox (prox_weight=0.1)", "fedprox (prox_weight=1)"]
     assert len(pivot.cells) == 4
     assert pivot.merged == {"fedprox": ["clip_norm"]}
 
@@ -300,14 +300,14 @@ def test_groups_that_a_table_cannot_tell_apart_are_refused(tmp_path):
     for name, weight in (("a", 0.12345678), ("b", 0.12345679)):
         write_run(tmp_path / name, hyperparameters={"prox_weight": weight})
     with pytest.raises(ValueError, match=r"prox_weight=0.123457\) and iid.*differ in prox_weight"):
-        pivots_of(load_runs([tmp_path]), ("method", "partition"))
+        pivots_of(sections_of(load_runs([tmp_path])), ("method", "partition"))
 
 
 def test_numbers_in_columns_are_in_their_order(tmp_path):
     for count in (100, 20, 3):
         write_run(tmp_path / str(count), [0.5], num_clients=count)
-    (pivot,) = pivots_of(load_runs([tmp_path]), ("method", "num_clients"))
-    assert pivot.columns == ["3", "20", "100"]
+    (pivot,) = pivots_of(sections_of(load_runs([tmp_path])), ("method", "num_clients"))
+    assert pivot.settings == ["3", "20", "100"]
 
 
 # Personal methods. The global model of "head" is poor, and its clients' models are the best.
@@ -363,8 +363,8 @@ def test_clients_models_rank_and_the_global_model_stands_beside_them(personal):
     text = summary_table(section.groups)
     assert "All are compared by the models that the clients use" in text
     assert "first evaluation with a test accuracy of the own models of at least" in text
-    (pivot,) = pivots_of(load_runs([personal]), ("method", "partition"))
-    assert [pivot.cells[name, "iid"].mark for name in pivot.rows] == ["best", "", ""]
+    (pivot,) = pivots_of(sections_of(load_runs([personal])), ("method", "partition"))
+    assert [pivot.cells[name, "iid"].mark for name in pivot.methods] == ["best", "", ""]
     assert pivot.cells["fedavg", "iid"].score.mean == pytest.approx(88)
 
 
@@ -437,7 +437,7 @@ def test_errors_of_the_clients_models_rank_too(tmp_path):
     assert column(rows, "own models, mean of round 5") == {"ditto": "1.00", "fedavg": "2.00"}
     assert column(rows, "global model, mean of round 5") == {"ditto": "9.00", "fedavg": "3.00"}
     assert rows[2][-2] == "1.00"
-    (pivot,) = pivots_of(load_runs([tmp_path]), ("method", "partition"))
+    (pivot,) = pivots_of(sections_of(load_runs([tmp_path])), ("method", "partition"))
     assert pivot.cells["ditto", "iid"].mark == "best"
     assert target_rows(pivot) is None
 
@@ -590,7 +590,7 @@ def test_two_sections_never_share_a_column(tmp_path, other):
     write_run(tmp_path / "b", [0.9], data={"hash": "b"}, algorithm=other)
     for axes in (("method", "dataset"), ("dataset", "method")):
         with pytest.raises(ValueError, match=r"/a and .*/b are both of dataset digits.*data_hash"):
-            pivots_of(load_runs([tmp_path]), axes)
+            pivots_of(sections_of(load_runs([tmp_path])), axes)
 
 
 def test_columns_of_a_tables_target_are_other_tables(tmp_path):
@@ -598,7 +598,7 @@ def test_columns_of_a_tables_target_are_other_tables(tmp_path):
     for target in ("y", "z"):
         asked["run_config"]["target"] = [target]
         write_run(tmp_path / "t" / target, data={"hash": target}, **asked)
-    pivots = pivots_of(load_runs([tmp_path / "t"]), ("method", "dataset"))
+    pivots = pivots_of(sections_of(load_runs([tmp_path / "t"])), ("method", "dataset"))
     assert [pivot.title for pivot in pivots] == ["target y", "target z"]
 
 
@@ -617,7 +617,7 @@ def test_small_errors_have_their_digits(tmp_path):
     assert rows[2][rows[0].index("behind the best")].startswith(f"{0.44e-6:.9f}")
     shown = [row[-1] for row in run_table(groups)[1:]]
     assert shown == [f"{error:.8f}" for error in (3.68e-6, 3.70e-6, 4.11e-6, 4.15e-6)]
-    (pivot,) = pivots_of(load_runs([tmp_path]), ("method", "dataset"))
+    (pivot,) = pivots_of(sections_of(load_runs([tmp_path])), ("method", "dataset"))
     assert score_rows(pivot, str)[1][1].startswith(f"{3.69e-6:.8f}")
 
 
@@ -631,8 +631,8 @@ def test_a_seeds_attackers_are_no_setting_and_strengths_are_columns(tmp_path):
                 hyperparameters={"client_lr": 0.1, **given, "attack_seed": seed},
                 run_config={"dataset": "digits", "attack": f"sign_flip:0.2:{strength}"},
             )
-    (pivot,) = pivots_of(load_runs([tmp_path]), ("method", "attack"))
-    assert pivot.columns == ["sign_flip:0.2:1", "sign_flip:0.2:5"]
+    (pivot,) = pivots_of(sections_of(load_runs([tmp_path])), ("method", "attack"))
+    assert pivot.settings == ["sign_flip:0.2:1", "sign_flip:0.2:5"]
     assert [cell.score.n for cell in pivot.cells.values()] == [2, 2]
     fixed = {"attack": "sign_flip", "attack_share": 0.2, "attack_seed": 7}
     for seed in (0, 1):
