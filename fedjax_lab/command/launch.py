@@ -105,7 +105,7 @@ def _run_one(command: RunCommand, config: RunConfig) -> int:
     result = _run(command, config, progress=not command.quiet)
     if not command.quiet and result.history:
         print()
-        print_rows(_facts(load_runs([str(config.output.run_dir)])[0]))
+        print_rows(facts_of(load_runs([str(config.output.run_dir)])[0]))
     return _status(result, config)
 
 
@@ -229,7 +229,7 @@ def _show_all(command: RunCommand, configs: Sequence[RunConfig], lists: Mapping[
     print(f"{PROG} report {parent or 'runs'} --rows method --columns {columns}: the whole report")
 
 
-def _facts(run: Run) -> list[list[str]]:
+def facts_of(run: Run) -> list[list[str]]:
     """Return the summary of a run: rows of (name, value) under a header."""
     row, (head, values, _) = run.rows[-1], seed_table([run])
     test_loss = estimate([number(row.get("test_loss"))])

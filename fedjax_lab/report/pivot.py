@@ -84,13 +84,6 @@ class Pivot(NamedTuple):
     merged: dict[str, list[str]]
 
 
-class _Setting(NamedTuple):
-    """A section, with its values of the axes that a table may have."""
-
-    section: Section
-    values: dict[str, Any]
-
-
 def check_axes(rows: str | None, columns: str | None) -> tuple[str, str] | None:
     """Check the names of a pivot's axes; returns None if there are none.
 
@@ -128,21 +121,21 @@ def pivots_of(
       ValueError: no run has a setting of such a name, or a score; or runs that differ are of one
         row or column.
     """
-    settings = [
-        _Setting(section, _values(section)) for section in sections if section.score != UNKNOWN
-    ]
-    if not settings:
+    sections = [section for section in sections if section.score != UNKNOWN]
+    if not sections:
         raise ValueError(
             f"rows is {axes[0]!r} and columns {axes[1]!r}, a table of scores; no run has one that "
             "is known: give metric (--metric), the name of one."
         )
     for name in axes:
-        if name != METHOD and all(one.values.get(name) is None for one in settings):
+        if name != METHOD and all(_values(one).get(name) is None for one in sections):
             raise ValueError(f"{name} is to be an axis of the table; no run has such a setting.")
-    tables: dict[str, list[_Setting]] = {}
-    for one in settings:
+    tables: dict[str, list[Section]] = {}
+    for one in sections:
         tables.setdefault(_rest(one, axes), []).append(one)
-    rests = [{n: v for n, v in some[0].values.items() if n not in axes} for some in tables.values()]
+    rests = [
+        {n: v for n, v in _values(some[0]).items() if n not in axes} for some in tables.values()
+    ]
     differ = [name for name in names_that_differ(rests) if name != "data_hash"]
     titles = [
         ", ".join(f"{printable(n)} {show(rest[n])}" for n in differ if n in rest) for rest in rests
@@ -151,41 +144,42 @@ def pivots_of(
 
 
 def _values(section: Section) -> dict[str, Any]:
+    """Return a section's values of the axes that a table may have."""
     run = section.groups[0].runs[0]
     data = {"data_hash": run.settings.get("data_hash")}
     about = {"metric": section.score.metric, DATASET: section.dataset}
     return {**about, **data, ROUNDS: section.rounds, **setting_of(run)}
 
 
-def _rest(setting: _Setting, axes: tuple[str, str]) -> str:
-    """Return the key of a setting's table."""
+def _rest(section: Section, axes: tuple[str, str]) -> str:
+    """Return the key of a section's table."""
     out = {*axes, *(("data_hash",) if set(axes) & set(_OF_DATA) else ())}
-    return json.dumps({n: v for n, v in setting.values.items() if n not in out}, sort_keys=True)
+    return json.dumps({n: v for n, v in _values(section).items() if n not in out}, sort_keys=True)
 
 
 def _pivot(
-    title: str, settings: Sequence[_Setting], axes: tuple[str, str], target: float | None
+    title: str, sections: Sequence[Section], axes: tuple[str, str], target: float | None
 ) -> Pivot:
-    """Fill a table, whose settings each need a row or column of their own, and groups a cell.
+    """Fill a table, whose sections each need a row or column of their own, and groups a cell.
 
     Raises:
-      ValueError: two settings or two groups differ in what the table does not show.
+      ValueError: two sections or two groups differ in what the table does not show.
     """
-    score = score_of(runs_of(group for one in settings for group in one.section.groups))
-    labels, merged = _labels(settings)
+    score = score_of(runs_of(group for one in sections for group in one.groups))
+    labels, merged = _labels(sections)
     side = axes[1 - axes.index(METHOD)]
-    of_name: dict[str, _Setting] = {}
+    of_name: dict[str, Section] = {}
     of_cell: dict[tuple[str, str], Group] = {}
     cells: dict[tuple[str, str], Cell] = {}
-    for one, methods in zip(settings, labels, strict=True):
-        name, groups = show(one.values.get(side)), one.section.groups
+    for one, methods in zip(sections, labels, strict=True):
+        name = show(_values(one).get(side))
         before = of_name.setdefault(name, one)
         if before is not one:
-            names = names_that_differ([before.values, one.values])
-            first = before.section.groups[0], groups[0]
+            names = names_that_differ([_values(before), _values(one)])
+            first = before.groups[0], one.groups[0]
             raise _not_shown(*first, f"{side} {name}", names)
-        found = _cells(one.section, score, target)
-        for group, method, cell in zip(groups, methods, found, strict=True):
+        found = _cells(one, score, target)
+        for group, method, cell in zip(one.groups, methods, found, strict=True):
             place = method, name
             beside = of_cell.setdefault(place, group)
             if beside is not group:
@@ -243,13 +237,13 @@ def _cells(section: Section, score: Score, target: float | None) -> list[Cell]:
     return found
 
 
-def _labels(settings: Sequence[_Setting]) -> tuple[list[list[str]], dict[str, list[str]]]:
-    """Return the groups' labels, and the methods whose hyperparameters differ between settings.
+def _labels(sections: Sequence[Section]) -> tuple[list[list[str]], dict[str, list[str]]]:
+    """Return the groups' labels, and the methods whose hyperparameters differ between sections.
 
-    A label names what differs within a setting. What differs between settings alone makes no other
+    A label names what differs within a section. What differs between sections alone makes no other
     row, because the method may have been tuned there.
     """
-    runs = [[group.runs[0] for group in one.section.groups] for one in settings]
+    runs = [[group.runs[0] for group in one.groups] for one in sections]
     within: dict[str, dict[str, None]] = {}
     merged: dict[str, list[str]] = {}
     for method in dict.fromkeys(run.algorithm for some in runs for run in some):

@@ -107,10 +107,16 @@ def tail_of(runs: Iterable[Run]) -> Tail:
       runs: runs with equal numbers of rounds.
 
     Raises:
-      ValueError: the runs cannot be compared.
+      ValueError: the runs differ in data set, metric, number of rounds or setting.
     """
     runs = list(runs)
-    check_comparable(runs)
+    parts = _divided(runs)
+    if len(parts) > 1:
+        titles = "; ".join(title for title, _ in _titles(parts))
+        raise ValueError(
+            f"runs are of {titles}: a table compares runs of one data set, metric, number of "
+            "rounds and setting; sections_of puts those together."
+        )
     end = runs[0].config["rounds"]
     start = tail_start(end)
     tails = [{row["round"] for row in run.rows if row["round"] >= start} for run in runs]
@@ -157,21 +163,6 @@ def warn_of_unknown_scores(sections: Sequence[Section]) -> None:
                 f"rows have {', '.join(shown)}: name one as metric (--metric), with mode 'min' "
                 "(--mode min) if less is better."
             )
-
-
-def check_comparable(runs: Sequence[Run]) -> None:
-    """Check that runs are comparable.
-
-    Raises:
-      ValueError: they differ in data set, metric, number of rounds or setting.
-    """
-    parts = _divided(runs)
-    if len(parts) > 1:
-        titles = "; ".join(title for title, _ in _titles(parts))
-        raise ValueError(
-            f"runs are of {titles}: a table compares runs of one data set, metric, number of "
-            "rounds and setting; sections_of puts those together."
-        )
 
 
 def sections_of(runs: Iterable[Run]) -> list[Section]:

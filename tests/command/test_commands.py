@@ -354,6 +354,6 @@ def test_the_summary_of_a_text_run_without_a_perplexity_has_a_dash(tmp_path):
     file = path / "metrics.jsonl"
     row = json.loads(file.read_text()) | {"perplexity": None}
     file.write_text(json.dumps(row) + "\n")
-    facts = dict(map(tuple, launch._facts(load_runs([path])[0])))
+    facts = dict(map(tuple, launch.facts_of(load_runs([path])[0])))
     assert facts["lowest perplexity"] == "-"
     assert facts["test loss"] == "-"
