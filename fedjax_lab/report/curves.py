@@ -9,11 +9,12 @@ import numpy as np
 from fedjax_lab.report.runs import Group, Run
 from fedjax_lab.report.sections import runs_of, score_of
 from fedjax_lab.report.statistics import ACCURACY as TEST
-from fedjax_lab.report.statistics import ERROR, OWN
+from fedjax_lab.report.statistics import ERROR, OWN, Score
 from fedjax_lab.report.style import (
     Styles,
     frame,
     legend,
+    literal,
     log_axis,
     panels,
     plain_numbers,
@@ -37,17 +38,22 @@ def metric(name: str, label: str, scale: float = 1.0) -> Measure:
     return Measure(label, lambda run: [scale * value for value in run.values(name)])
 
 
+def measure_of(score: Score) -> Measure:
+    """Return the measure of a score, such as "test accuracy of the own models (%)"."""
+    of = " of the own models" if score.is_own else ""
+    label = f"{'test ' * score.is_accuracy}{literal(score.words)}{of}{score.unit}"
+    return metric(score.name, label, score.scale)
+
+
 ROUNDS = metric("round", "round")
-ACCURACY = metric(TEST, "test accuracy (%)", 100)
-OWN_MODELS = metric(f"{OWN}{TEST}", "test accuracy of the own models (%)", 100)
+ACCURACY = measure_of(Score(TEST, TEST))
 GLOBAL_MODEL = metric(TEST, "test accuracy of the global model (%)", 100)
 COSTS = (
     ROUNDS,
     metric("bytes_up", "uplink of all clients together (MB)", 1e-6),
     metric("gradients", "mini-batch gradients of all clients (thousands)", 1e-3),
 )
-ERRORS = metric(ERROR, "mean squared error")
-OWN_ERRORS = metric(f"{OWN}{ERROR}", "mean squared error of the own models")
+ERRORS, OWN_ERRORS = (measure_of(Score(ERROR, name)) for name in (ERROR, f"{OWN}{ERROR}"))
 PERPLEXITIES = metric("perplexity", "perplexity")
 LOSSES = (metric("loss", "training loss (in local steps)"), metric("test_loss", "test loss"))
 DRIFT = metric("client_drift", "client drift, mean ‖y - x‖²")
@@ -78,11 +84,6 @@ def has(groups: Sequence[Group], measure: Measure) -> bool:
     return any(math.isfinite(value) and value != 0 for value in values)
 
 
-def compared_accuracy(groups: Sequence[Group]) -> Measure:
-    """Return the accuracy that compares the groups: of one global model, or of the own models."""
-    return OWN_MODELS if score_of(runs_of(groups)).is_own else ACCURACY
-
-
 def accuracy_figure(groups: Sequence[Group], styles: Styles | None = None) -> Any:
     """Draw accuracy against rounds, uplink and gradients, side by side; unknown costs are omitted.
 
@@ -97,7 +98,7 @@ def accuracy_figure(groups: Sequence[Group], styles: Styles | None = None) -> An
     styles = styles or styles_of(group.label for group in groups)
     costs = [cost for cost in COSTS if has(groups, cost)]
     figure, all_axes = panels(len(costs), 5.0 if len(costs) < 3 else 4.2, 3.7)
-    accuracy = compared_accuracy(groups)
+    accuracy = measure_of(score_of(runs_of(groups)))
     limits = _accuracy_limits(groups, accuracy)
     for axes, cost in zip(all_axes, costs, strict=True):
         draw_curves(axes, groups, cost, accuracy, styles, shows_single_runs(groups))

@@ -17,9 +17,8 @@ from fedjax_lab.report.curves import (
     Measure,
     Panel,
     accuracy_figure,
-    compared_accuracy,
     has,
-    metric,
+    measure_of,
     metric_figure,
     panels_note,
     spread_note,
@@ -31,7 +30,7 @@ from fedjax_lab.report.ranking import ranking_figure
 from fedjax_lab.report.runs import Group, Run
 from fedjax_lab.report.sections import runs_of, score_of
 from fedjax_lab.report.statistics import ACCURACY, ERROR, PERPLEXITY
-from fedjax_lab.report.style import literal, save
+from fedjax_lab.report.style import save
 from fedjax_lab.report.surfaces import surface_figure
 
 MOST_CURVES = 14  # more cannot be told apart
@@ -64,17 +63,17 @@ def write_figures(
         if shown:
             add(metric_figure(shown), name, f"{caption}{panels_note(shown)}")
 
-    score, accuracy = score_of(runs_of(groups)), compared_accuracy(groups)
-    if score.is_accuracy and has(groups, accuracy):
-        what = "test accuracy of the own models" if score.is_own else "test accuracy"
+    score = score_of(runs_of(groups))
+    compared = measure_of(score)
+    if score.is_accuracy and has(groups, compared):
+        what = compared.label.removesuffix(score.unit)
         if len(groups) > MOST_CURVES:
             caption = f"Top {what}: mean, 95 % interval, and the single seeds as ticks."
             add(ranking_figure(groups), "ranking.png", caption)
         caption = f"{what.capitalize()} against rounds, bytes sent and gradients taken."
         add(accuracy_figure(groups), "accuracy.png", f"{caption}{spread_note(groups)}")
     elif score.metric not in _FIGURED:
-        chosen = metric(score.name, literal(score.words))
-        add_metrics([chosen], "score.png", f"{code(score.name)} against rounds.")
+        add_metrics([compared], "score.png", f"{code(score.name)} against rounds.")
     if any(map(client_scores, runs_of(groups))):
         caption = (
             "Scores of the last model on each client's own test examples, the worst client first"

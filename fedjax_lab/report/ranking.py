@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from fedjax_lab.estimates import estimate
+from fedjax_lab.report.curves import measure_of
 from fedjax_lab.report.runs import Group
 from fedjax_lab.report.sections import runs_of, score_of
 from fedjax_lab.report.statistics import best
@@ -40,8 +41,7 @@ def ranking_figure(groups: Sequence[Group]) -> Any:
         axes.plot(found[label], [height] * len(found[label]), "|", color=COLOURS[1], ms=7)
     if labels:
         axes.set_xlim(edge, highest + 2)
-    of_what = " of the own models" if score.is_own else ""
-    frame(axes, f"top test accuracy{of_what} (%)", "")
+    frame(axes, f"top {measure_of(score).label}", "")
     axes.grid(False, axis="y")
     axes.set_yticks(range(len(labels)), list(map(literal, labels)), fontsize=9)
     axes.set_ylim(-0.7, len(labels) - 0.3)

@@ -12,11 +12,11 @@ from scipy import stats
 
 from fedjax_lab.command.cli import main
 from fedjax_lab.report import figures, load_runs, summary_table, write
-from fedjax_lab.report.curves import accuracy_figure, compared_accuracy, has
+from fedjax_lab.report.curves import accuracy_figure, has, measure_of
 from fedjax_lab.report.formats import format_report
 from fedjax_lab.report.pivot import pivots_of, score_rows, target_rows
 from fedjax_lab.report.ranking import ranking_figure
-from fedjax_lab.report.sections import sections_of
+from fedjax_lab.report.sections import runs_of, score_of, sections_of
 from fedjax_lab.report.tables import accuracy_table, default_target, run_table, target_table
 from tests.report.by_hand import groups_of, write_run
 
@@ -472,7 +472,7 @@ def test_a_run_that_diverged_has_no_score_of_any_name(tmp_path):
         scored = [r for r in lines if r["method"] == "fedavg" and "%" in r["metric"]]
         assert scored
         assert {row["mean"] for row in scored} == {""}
-        assert not has(groups_of(*parts[:1]), compared_accuracy(groups))
+        assert not has(groups_of(*parts[:1]), measure_of(score_of(runs_of(groups))))
 
 
 CHOSEN = {
