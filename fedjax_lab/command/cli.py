@@ -94,8 +94,13 @@ def _print(text: str) -> int:
     return 0
 
 
-def _export(command: ExportCommand) -> int:
+def export_command(command: ExportCommand) -> int:
+    """Write the model of a run to a file, and print its arrays; returns the exit status.
 
+    Raises:
+      ValueError, FileNotFoundError: as ``load_run``, ``read_client_model`` and ``export_params``;
+        or a flag has no effect.
+    """
     run = load_run(command.run_dir)
     params = run.params
     if command.client is not None:
@@ -124,7 +129,12 @@ def _export(command: ExportCommand) -> int:
     return 0
 
 
-def _plan(command: PlanCommand) -> int:
+def plan_command(command: PlanCommand) -> int:
+    """Plan a round and print the plan; returns the exit status.
+
+    Raises:
+      ValueError, TypeError, OSError, ImportError: as ``runner.build`` and ``plan``.
+    """
     if command.target != "here":  # a plan for another machine needs no accelerator of this one
         jax.config.update("jax_platforms", "cpu")
     from fedjax_lab.command.runner import build
@@ -152,11 +162,11 @@ def _plan(command: PlanCommand) -> int:
 
 _ACTIONS: dict[type, Callable[[Any], int]] = {
     RunCommand: run_command,
-    PlanCommand: _plan,
+    PlanCommand: plan_command,
     SweepCommand: sweep_command,
     TuneCommand: tune_command,
     ReportCommand: report_command,
-    ExportCommand: _export,
+    ExportCommand: export_command,
     RerunCommand: rerun_command,
     RecipeCommand: lambda command: _print(listings.recipe(command.name)),
     AlgorithmsCommand: lambda command: _print(listings.algorithms(markdown=command.markdown)),

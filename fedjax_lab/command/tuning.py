@@ -42,7 +42,7 @@ def tune_command(command: TuneCommand) -> int:
     out, figure = file_to_write("out", command.out), file_to_write("figure", command.figure)
     start(command.cpu_devices, command.quiet)
     try:
-        found = _tune(command, spaces)
+        found = run_search(command, spaces)
         best = found.table()
     except Diverged as error:
         print(f"{PROG}: {error}", file=sys.stderr)
@@ -111,10 +111,14 @@ def _of_method(
     return list(found.values())
 
 
-def _start_points(
+def start_points(
     texts: Iterable[str], spaces: dict[str, dict[str, Any]]
 ) -> dict[str, list[dict[str, float]]]:
-    """Return the start point of each method of which ``texts`` say something."""
+    """Return the start point of each method of which ``texts`` say something.
+
+    Raises:
+      ValueError: a text has another form, or names nothing of the method's space.
+    """
     found = {}
     for method, space in spaces.items():
         own = _of_method("start_point", texts, method, list(spaces), list(space))
@@ -143,7 +147,15 @@ def _values(said: Assignment) -> Any:
     return low, high
 
 
-def _tune(command: TuneCommand, spaces: dict[str, dict[str, Any]]) -> SearchResult:
+def run_search(command: TuneCommand, spaces: dict[str, dict[str, Any]]) -> SearchResult:
+    """Tune the methods of these spaces.
+
+    Args:
+      spaces: method -> hyperparameter -> its range or values, as ``space_of`` returns them.
+
+    Raises:
+      ValueError, TypeError, OSError, ImportError: as ``runner.build`` and ``tune``.
+    """
     from fedjax_lab.command.runner import build
     from fedjax_lab.tuning.tune import tune
 
@@ -175,7 +187,7 @@ def _tune(command: TuneCommand, spaces: dict[str, dict[str, Any]]) -> SearchResu
         hold_out=command.hold_out,
         budget=command.budget,
         finalists=command.finalists,
-        start_points=_start_points(command.start_point, spaces),
+        start_points=start_points(command.start_point, spaces),
         seeds=command.seeds,
         score=right if by_accuracy else None,
         mode="max" if by_accuracy else "min",

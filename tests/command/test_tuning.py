@@ -31,7 +31,7 @@ def ended(monkeypatch):
                 return end
             raise end
 
-        monkeypatch.setattr(tuning, "_tune", search)
+        monkeypatch.setattr(tuning, "run_search", search)
         return cli.main([*LINE, *more])
 
     return run
@@ -61,11 +61,11 @@ def test_a_start_point_of_each_method():
     texts = parse(
         [*LINE, "--start-point", "client_lr=0.3", "--start-point", "scaffold.server_lr=1"]
     )
-    assert tuning._start_points(texts.start_point, spaces) == {
+    assert tuning.start_points(texts.start_point, spaces) == {
         "fedavg": [{"client_lr": 0.3}],
         "scaffold": [{"client_lr": 0.3, "server_lr": 1.0}],
     }
-    assert tuning._start_points(["scaffold.server_lr=1"], spaces) == {
+    assert tuning.start_points(["scaffold.server_lr=1"], spaces) == {
         "scaffold": [{"server_lr": 1.0}]
     }
     for wrong, message in (
@@ -74,7 +74,7 @@ def test_a_start_point_of_each_method():
         ("scaffold.momentum=0.1", "the name in start_point is 'momentum'"),
     ):
         with pytest.raises(ValueError, match=message):
-            tuning._start_points([wrong], spaces)
+            tuning.start_points([wrong], spaces)
 
 
 def test_an_option_can_be_of_one_method(monkeypatch):
@@ -91,7 +91,7 @@ def test_an_option_can_be_of_one_method(monkeypatch):
     spaces = {name: {"client_lr": [0.1]} for name in ("fedavg", "fafed")}
     line = ["tune", "--algorithm", *spaces, "--space", "client_lr=0.1"]
     own = ["fafed.momentum=0.5", "fafed.second_moment_decay=0.9"]
-    tuning._tune(parse([*line, "--option", own[0], "--option", own[1]]), spaces)
+    tuning.run_search(parse([*line, "--option", own[0], "--option", own[1]]), spaces)
     assert dict(built) == {"fedavg": (), "fafed": ("momentum=0.5", "second_moment_decay=0.9")}
     with pytest.raises(ValueError, match=r"such as --option fafed\.momentum=0\.5"):
         parse([*line, "--option", "momentum=0.5"])
@@ -106,7 +106,7 @@ def test_the_options_of_the_server_optimizer_are_in_the_space(monkeypatch):
     searched = []
     monkeypatch.setattr(tuning, "start", lambda *arguments: None)
     monkeypatch.setattr(
-        tuning, "_tune", lambda command, spaces: searched.append(spaces) or result()
+        tuning, "run_search", lambda command, spaces: searched.append(spaces) or result()
     )
     line = ["tune", "--algorithm", "fedavg", "fedopt", "--server-lr", "0.1"]
     line += ["--space", "client_lr=0.1,0.2", "--space", "fedopt.momentum=0.5,0.9"]
@@ -163,12 +163,12 @@ def test_flags_reach_the_search(monkeypatch):
     monkeypatch.setattr(module, "tune", lambda *arguments, **named: given.append(named))
     spaces = {"fedavg": {"client_lr": [0.1]}}
     more = ["--average", "3", "--sampler", "tpe", "--budget", "7", "--seeds", "4", "5"]
-    tuning._tune(parse([*LINE, *more, "--score", "accuracy"]), spaces)
-    tuning._tune(parse(LINE), spaces)
+    tuning.run_search(parse([*LINE, *more, "--score", "accuracy"]), spaces)
+    tuning.run_search(parse(LINE), spaces)
     by_accuracy, by_loss = given
     attacked = parse([*LINE, "--attack", "sign_flip:0.2", "--seed", "3"])
     with pytest.warns(UserWarning, match="all runs of a search have the attackers of seed 3"):
-        tuning._tune(attacked, spaces)
+        tuning.run_search(attacked, spaces)
     assert by_accuracy["score"](np.float32(1), np.float32(2)) == 3
     chosen = {name: by_accuracy[name] for name in ("mode", "average", "sampler", "budget", "seeds")}
     assert chosen == {
@@ -181,7 +181,7 @@ def test_flags_reach_the_search(monkeypatch):
     assert (by_loss["score"], by_loss["mode"], by_loss["sampler"]) == (None, "min", None)
     count_fn.score = "mean_squared_error"
     with pytest.raises(ValueError, match="this data set has mean_squared_error: use loss"):
-        tuning._tune(parse([*LINE, "--score", "accuracy"]), spaces)
+        tuning.run_search(parse([*LINE, "--score", "accuracy"]), spaces)
 
 
 @pytest.mark.parametrize(

@@ -93,11 +93,11 @@ def act(command, directory, *flags):
     config = parsed.settings.replace(run_dir=str(directory))
     work = {
         "run": lambda: runner.run(config, progress=False),
-        "plan": lambda: cli._plan(parsed),
+        "plan": lambda: cli.plan_command(parsed),
         "sweep": lambda: sweeping.run_sweep(
             sweeping.sweep_points(parsed.point, parsed.settings)[1], [], [0]
         ),
-        "tune": lambda: tuning._tune(parsed, {"fedavg": {"client_lr": [0.1]}}),
+        "tune": lambda: tuning.run_search(parsed, {"fedavg": {"client_lr": [0.1]}}),
     }
     with pytest.raises(Reached):
         work[command]()

@@ -302,7 +302,7 @@ def test_the_command_reads_nothing_of_the_test_set(monkeypatch):
         other = data.Examples(given.test.x * factor, given.test.y * factor)
         changed = given._replace(test=other)
         monkeypatch.setattr(runner, "load_divided", lambda *_, changed=changed: changed)
-        trials.append(tuning._tune(command, {"fedavg": {"client_lr": [0.01, 0.1]}}).trials)
+        trials.append(tuning.run_search(command, {"fedavg": {"client_lr": [0.01, 0.1]}}).trials)
     assert trials[0] == trials[1]
 
 
