@@ -25,7 +25,8 @@ from fedjax_lab.machine.atomic_files import new_file
 from fedjax_lab.machine.json_file import read_json
 from fedjax_lab.machine.program_cache import keep_by_default
 from fedjax_lab.report import Run, load_runs
-from fedjax_lab.report.runs import SETTINGS
+from fedjax_lab.report.runs import SETTINGS, with_own
+from fedjax_lab.report.sections import known_score
 from fedjax_lab.report.statistics import number
 from fedjax_lab.report.tables import seed_table
 from fedjax_lab.report.write import report_of
@@ -127,7 +128,7 @@ def _run_of_several(command: RunCommand, config: RunConfig, place: str) -> int:
     else:
         rows, diverged = read_metrics(path / METRICS), summary["stopped"] == "diverged"
         status, seconds = DIVERGED if diverged else 0, ", finished before"
-    say(("diverged" if diverged else _score(rows)) + seconds)
+    say(("diverged" if diverged else last_score(rows)) + seconds)
     return status if summary is not None else _status(result, config)
 
 
@@ -158,19 +159,19 @@ def finished_before(config: RunConfig) -> dict[str, Any] | None:
     return summary
 
 
-def _score(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Return a run's last score in words."""
-    row = rows[-1] if rows else {}
-    for name, words in (
-        ("personal_accuracy", "own models, accuracy"),
-        ("accuracy", "accuracy"),
-        ("mean_squared_error", "mean squared error"),
-    ):
-        if row.get(name) is not None:
-            return f"{words} " + (
-                f"{row[name]:.4g}" if name.endswith("error") else f"{100 * row[name]:.2f} %"
-            )
-    return "no score"
+def last_score(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return the score of a run's last row in words.
+
+    Args:
+      rows: of metrics.jsonl.
+    """
+    row = with_own(rows[-1]) if rows else {}
+    score = known_score(row.keys())
+    value = row.get(score.name)
+    if value is None:
+        return "no score"
+    shown = f"{100 * value:.2f} %" if score.is_accuracy else f"{value:.4g}"
+    return f"{'own models, ' * score.is_own}{score.words} {shown}"
 
 
 def _run(command: RunCommand, config: RunConfig, progress: bool) -> SimulationResult:

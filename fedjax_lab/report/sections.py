@@ -6,7 +6,7 @@ mini-batches, the model, the clients' devices and the attack. Hyperparameters of
 
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from fedjax_lab.checks import warn
@@ -127,16 +127,24 @@ def tail_of(runs: Iterable[Run]) -> Tail:
 
 
 def score_of(runs: Iterable[Run]) -> Score:
-    """Return the score that compares runs: the user's, or the first known one that a row has.
-
-    Where a run has scores of the clients' own models, all are compared by the models that the
-    clients use.
-    """
+    """Return the score that compares runs: the user's, or the ``known_score`` of all rows."""
     runs = list(runs)
     names = {name for run in runs for row in run.rows for name in row}
     chosen = next((run.score for run in runs if run.score is not None), None)
     if chosen is not None:
         return chosen if chosen.name in names else UNKNOWN
+    return known_score(names)
+
+
+def known_score(names: Collection[str]) -> Score:
+    """Return the first known score of rows; ``UNKNOWN`` if there is none.
+
+    Where a run has scores of the clients' own models, all are compared by the models that the
+    clients use.
+
+    Args:
+      names: of what the rows have, see ``runs.with_own``.
+    """
     is_personal = any(name.startswith(_PERSONAL) for name in names)
     for metric, sign in ((ERROR, -1.0), (ACCURACY, 1.0)):
         own = f"{OWN}{metric}"

@@ -348,6 +348,25 @@ def test_attackers_of_another_seed_are_others_and_own_code_is_never_shared(monke
     assert method(0) is not method(1)
 
 
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        ({"accuracy": 0.5}, "accuracy 50.00 %"),
+        ({"accuracy": 0.5, "personal_accuracy": 0.75}, "own models, accuracy 75.00 %"),
+        ({"accuracy": 0.5, "perplexity": 60.0}, "accuracy 50.00 %"),
+        ({"mean_squared_error": 0.125}, "mean squared error 0.125"),
+        (
+            {"mean_squared_error": 0.125, "personal_mean_squared_error": 0.25},
+            "own models, mean squared error 0.25",
+        ),
+        ({"accuracy": None}, "no score"),
+        ({"loss": 1.0}, "no score"),
+    ],
+)
+def test_a_run_of_several_says_the_score_that_a_report_compares(row, said):
+    assert launch.last_score([{"round": 1, "accuracy": 0.0}, {"round": 2, **row}]) == said
+
+
 def test_the_summary_of_a_text_run_without_a_perplexity_has_a_dash(tmp_path):
     """As that of a diverged run, whose row has null."""
     path = write_run(tmp_path / "run", [0.5], more={"perplexity": 1.0})
