@@ -31,7 +31,13 @@ from fedjax_lab.clients.model_axis import (
     model_layout,
 )
 from fedjax_lab.clients.planner import MapChoice, choose_map
-from fedjax_lab.clients.results import check_kept, check_message
+from fedjax_lab.clients.results import (
+    check_kept,
+    check_message,
+    check_parts,
+    check_report,
+    check_rows,
+)
 from fedjax_lab.clients.sources import Sources, on_devices, shapes_of_bound
 from fedjax_lab.clients.store import Rows
 from fedjax_lab.machine.keys import fold_in, threefry
@@ -52,6 +58,8 @@ MANY_CLIENTS = 2**20  # number of clients for computing shapes; no shape depends
 
 # Policies for clients whose message or row is not finite.
 ON_NONFINITE = ("exclude", "keep")
+# How a field of the clients' messages is aggregated.
+REDUCE = ("mean", "sum", "stack")
 # The server state after a round in which no client participates.
 IF_NOBODY = ("restored", "unchanged", "updated")
 
@@ -143,6 +151,8 @@ class Algorithm:
     personal: types.Personal | None = None
 
     def __post_init__(self):
+        if type(self.phases) is not tuple or not all(isinstance(p, Phase) for p in self.phases):
+            raise TypeError(f"phases of {self.name} must be a tuple of Phase, such as (phase,).")
         find = getattr(self.params, "unchecked", self.params)  # ``replace`` calls this again
 
         @functools.wraps(find)
@@ -176,7 +186,9 @@ class Algorithm:
         frozen = jax.tree.map(jnp.asarray, self.frozen)
         if batch is not None:
             batch = batch._replace(frozen=frozen, key=threefry(batch.key))
-        server, clients = self.start(params, num_clients, batch)
+        started = self.start(params, num_clients, batch)
+        server, clients = check_parts("start", started, "server state", "clients' state")
+        check_rows(clients, num_clients)
         return FedState(server, clients, jnp.asarray(num_clients, jnp.int32), frozen)
 
     @functools.cached_property
@@ -301,6 +313,8 @@ def build_round(
         raise ValueError("client_map is 'measure'; a round function is not run, only simulate is.")
     for phase in algorithm.phases:
         check_choice("if_nobody", phase.if_nobody, IF_NOBODY)
+        for name, how in phase.reduce.items():
+            check_choice(f"reduce[{name!r}]", how, REDUCE)
     check_choice("lowering", lowering, LOWERINGS)
     table, is_planned = rows or Rows(), asked.is_planned
     is_divided = divides_models(asked.mesh, params_sharding)
@@ -464,7 +478,7 @@ def _map_clients(phase, client_map, shared, rows, keys, slots, cohort, exclude):
         message, report = tree.zero_unless(counts, (message, tree.Joined.of(metrics_of(report))))
         mean, total, stack = (
             {name: message[name] for name, how in phase.reduce.items() if how == rule}
-            for rule in ("mean", "sum", "stack")
+            for rule in REDUCE
         )
         if weighs is not None:
             mean = tree.zero_unless(weighs, mean)
@@ -517,7 +531,11 @@ def _checked(phase: Phase, params: Params) -> Phase:
     expected = phase.message_like(params)
 
     def client_update(received, row, batch):
-        message, new_row, report = phase.client_update(received, row, batch)
+        returned = phase.client_update(received, row, batch)
+        message, new_row, report = check_parts(
+            "client_update", returned, "message", "row", "report"
+        )
+        check_report(metrics_of(report))
         check_message(message, expected, phase.reduce)
         check_kept("client_update", "row", new_row, row)
         return message, new_row, report
@@ -529,7 +547,8 @@ def _checked(phase: Phase, params: Params) -> Phase:
             else value
             for name, value in messages.items()
         }
-        new_server, metrics = phase.server_update(server, messages, cohort)
+        returned = phase.server_update(server, messages, cohort)
+        new_server, metrics = check_parts("server_update", returned, "server state", "metrics")
         check_kept("server_update", "server state", new_server, server)
         return new_server, metrics
 

@@ -1,5 +1,6 @@
 """What a phase may send: messages of any shape, counted from their shapes."""
 
+import functools
 from typing import NamedTuple
 
 import chex
@@ -23,6 +24,7 @@ from fedjax_lab.clients.costs import Costs
 from fedjax_lab.clients.host_devices import WaitingCalls
 from fedjax_lab.clients.local import Gradient, local_steps
 from fedjax_lab.clients.store import zero_row_per_client
+from fedjax_lab.method import LocalTraining, ServerSGD
 from tests.algorithms.problem import flat, initial_params, loss_fn, to_batch
 from tests.reference import problem as reference
 from tests.tiers import few
@@ -176,6 +178,92 @@ def test_halves_that_do_not_fit(halves, said):
     one_round(fedavg_with())
     with pytest.raises(ValueError, match=said):
         one_round(fedavg_with(**halves))
+
+
+def descending(direction, memory=()):
+    """FedAvg whose local steps descend another direction."""
+    training = LocalTraining(loss_fn, client_lr=0.2)
+
+    def client_update(x, row, batch):
+        local = training.steps(x, batch, functools.partial(direction, training), memory=memory)
+        return {"delta": tree.subtract(x, local.params)}, row, local.report
+
+    return {"client_update": client_update}
+
+
+def counting(training, y, step):
+    """Carries how many steps there were, as a Python number at first."""
+    gradient, report = training.gradient(y, step)
+    return gradient, report._replace(memory=step.memory + 1)
+
+
+def carries_a_vector(training, y, step):
+    gradient, report = training.gradient(y, step)
+    return gradient, report._replace(memory=gradient["b"])
+
+
+def only_the_bias(training, y, step):
+    gradient, report = training.gradient(y, step)
+    return {**gradient, "W": gradient["b"]}, report
+
+
+def without_report(training, y, step):
+    return training.gradient(y, step)[0], {}
+
+
+def returning(report, message=None):
+    def client_update(x, row, batch):
+        return {"delta": x} if message is None else message, row, report
+
+    return {"client_update": client_update}
+
+
+@pytest.mark.parametrize(
+    ("halves", "said"),
+    [
+        ({"client_update": lambda x, row, batch: ({"delta": x}, row)}, "a tuple of 2; .* row, rep"),
+        (returning(None), "client_update returned a NoneType as report; it must be a dict"),
+        (returning({"loss": 1.0}), r"report\['loss'\] of client_update is .*\(total, weight\)"),
+        (returning({}, jnp.zeros(3)), "client_update returned a .* as message; it must be a dict"),
+        ({"server_update": lambda s, m, c: s}, r"returned a Server; .* \(server state, metrics\)"),
+        ({"server_update": lambda s, m, c: (s, None)}, "returned a NoneType as metrics"),
+        ({"server_update": ServerSGD(1.0, 0.9)}, "Server without momentum; .* first_momentum"),
+        ({"reduce": {"delta": "average"}}, r"reduce\['delta'\] is 'average'; .* mean, stack, sum"),
+        (descending(carries_a_vector, jnp.zeros(())), r"memory is float32\[3\]; .* float32\[\]"),
+        (descending(only_the_bias), r"direction\['W'\] is \[3\]; it must be \[5, 3\]"),
+        (descending(without_report), "a direction returned a dict as StepReport"),
+        (descending(lambda t, y, step: t.gradient(y, step)[0]), "a direction returned a dict; "),
+    ],
+)
+def test_functions_that_return_something_else(halves, said):
+    with pytest.raises(ValueError, match=said):
+        one_round(fedavg_with(**({"client_update": PLAIN.phases[0].client_update} | halves)))
+
+
+def test_a_number_that_is_carried_from_step_to_step():
+    one_round(fedavg_with(**descending(counting, 0)))
+
+
+@pytest.mark.parametrize(
+    ("started", "said"),
+    [
+        (lambda params, count: Server(params), r"start returned a Server; .* clients' state\)"),
+        (lambda params, count: params, "start returned a dict; it must"),
+        (lambda params, count: (Server(params), params), r"clients\['W'\] is float32.* rows"),
+        (lambda params, count: (Server(params), jnp.zeros(())), r"clients is float32\[\]; .* rows"),
+    ],
+)
+def test_a_start_that_returns_something_else(started, said):
+    """A model in place of a table would have been read as one, row by row."""
+    method = Algorithm("own", lambda params, n, batch: started(params, n), PLAIN.phases)
+    with pytest.raises(ValueError, match=said):
+        method.init(initial_params(), N)
+
+
+def test_a_phase_without_a_comma():
+    for phases in (PLAIN.phases[0], list(PLAIN.phases)):
+        with pytest.raises(TypeError, match=r"phases of own must be a tuple .*\(phase,\)"):
+            Algorithm("own", PLAIN.start, phases)
 
 
 def test_a_state_of_another_method_has_no_params():

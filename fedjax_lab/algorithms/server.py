@@ -96,6 +96,11 @@ class ServerSGD:
         """
         step = delta = messages["delta"]
         if self.momentum is not None:
+            if not jax.tree.leaves(getattr(server, "momentum", None)):
+                raise ValueError(
+                    f"server state is a {type(server).__name__} without momentum; ServerSGD(lr, "
+                    "momentum) requires a field momentum, at first first_momentum(params)."
+                )
             step = tree.add_scaled(delta, self.momentum, server.momentum)
             server = server._replace(momentum=step)
         params = tree.descend(server.params, at_round(self.lr, cohort.round), step)

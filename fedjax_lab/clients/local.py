@@ -19,6 +19,7 @@ from fedjax_lab.clients.batch_statistics import warn_of_batch_statistics
 from fedjax_lab.clients.example_clipping import clipped_gradient
 from fedjax_lab.clients.metrics import Measures, apply_loss, with_constants
 from fedjax_lab.clients.resident import gather
+from fedjax_lab.clients.results import check_direction, check_memory, check_parts
 from fedjax_lab.clients.transforms import check_leaves, transformed
 from fedjax_lab.descriptions import clip_norm_of
 from fedjax_lab.machine.keys import compact, fold_in, is_key
@@ -373,7 +374,14 @@ def local_steps(
         y, carried, transform_state, descent_state, summed, taken_before = carry
         key = fold_in(batch.key, step_index)
         step = Step(examples, mask, key, carried, transform_state, batch.measures, batch.constants)
-        descent, report = direction(y, step)
+        descent, report = check_parts("a direction", direction(y, step), "direction", "StepReport")
+        if not isinstance(report, StepReport):
+            raise ValueError(
+                f"a direction returned a {type(report).__name__} as StepReport; it must return the "
+                "report of its first gradient."
+            )
+        check_direction(descent, y)
+        check_memory(report.memory, carried)
         before = descent
         if transform is not None:
             report = _count_clipped(transform, descent, report)

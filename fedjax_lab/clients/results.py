@@ -1,9 +1,98 @@
-"""Checks of the results of a method's two halves, when a round is traced."""
+"""Checks of what a method's functions return, when it is started and when a round is traced."""
+
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from fedjax_lab.types import PyTree
+
+
+def check_parts(function: str, returned: Any, *parts: str) -> tuple[Any, ...]:
+    """Check that a function returned a tuple of several values, and return it.
+
+    Args:
+      function: its name.
+      returned: what it returned.
+      parts: names of the values; "message", "metrics" and "report" are dicts.
+
+    Raises:
+      ValueError: it is no tuple, has another length, or a value is no dict.
+    """
+    if type(returned) is not tuple or len(returned) != len(parts):
+        size = f" of {len(returned)}" if type(returned) is tuple else ""
+        raise ValueError(
+            f"{function} returned a {type(returned).__name__}{size}; it must return "
+            f"({', '.join(parts)})."
+        )
+    for part, value in zip(parts, returned, strict=True):
+        if part in ("message", "metrics", "report") and not isinstance(value, dict):
+            raise ValueError(
+                f"{function} returned a {type(value).__name__} as {part}; it must be a dict."
+            )
+    return returned
+
+
+def check_rows(clients: PyTree, num_clients: int) -> None:
+    """Check that the clients' initial state is a table with a row for each client.
+
+    Raises:
+      ValueError: a leaf has no leading axis of this length; the error names it.
+    """
+    for path, leaf in jax.tree_util.tree_leaves_with_path(clients):
+        if jnp.shape(leaf)[:1] != (num_clients,):
+            raise ValueError(
+                f"clients{jax.tree_util.keystr(path)} is {_shape(leaf)}; start must return a table "
+                f"with {num_clients} rows, as one_row_per_client(row, num_clients) makes of a row."
+            )
+
+
+def check_report(report: dict[str, Any]) -> None:
+    """Check that the metrics in a client's report are pairs of scalars.
+
+    Args:
+      report: name -> (total, weight).
+
+    Raises:
+      ValueError: an entry is something else; the error names it.
+    """
+    for name, entry in report.items():
+        if not isinstance(entry, tuple) or [jnp.shape(value) for value in entry] != [(), ()]:
+            raise ValueError(
+                f"report[{name!r}] of client_update is {jax.tree.map(_shape, entry)}; it must be "
+                "(total, weight), two scalars."
+            )
+
+
+def check_direction(descent: PyTree, params: PyTree) -> None:
+    """Check that the direction of a local step has the structure and the shapes of the params.
+
+    Raises:
+      ValueError: they differ; the error names the leaf.
+    """
+    found, wanted = (jax.tree.map(_size, each) for each in (descent, params))
+    if jax.tree.flatten(found) != jax.tree.flatten(wanted):
+        where, found, wanted = _first_difference("direction", found, wanted)
+        raise ValueError(f"{where} is {found}; it must be {wanted}, as the params are.")
+
+
+def check_memory(new: PyTree, old: PyTree) -> None:
+    """Check that what a method carries from step to step keeps structure, shapes and dtypes.
+
+    A Python number in the first memory takes the dtype that it gets.
+
+    Raises:
+      ValueError: they differ; the error names the leaf.
+    """
+    structure: Any = jax.tree.structure(old)
+    if structure == jax.tree.structure(new):
+
+        def like(leaf, before):
+            is_free = before.weak_type and jnp.shape(leaf) == before.shape
+            return leaf if is_free else before
+
+        old = jax.tree.map(like, new, old)
+    check_kept("a direction", "memory", new, old)
 
 
 def check_kept(function: str, what: str, new: PyTree, old: PyTree) -> None:
@@ -65,6 +154,10 @@ def _first_difference(name: str, tree: PyTree, other: PyTree) -> tuple[str, PyTr
         if leaf != wanted
     )
     return next(different, (name, tree, other))  # such as a list in place of a tuple
+
+
+def _size(leaf) -> str:
+    return str(list(jnp.shape(leaf)))
 
 
 def _shape(leaf) -> str:

@@ -17,9 +17,10 @@ import pytest
 import yaml
 from scipy import stats
 
-from fedjax_lab import data, load_run, models
+from fedjax_lab import Algorithm, Phase, data, load_run, models, simulate, tree
 from fedjax_lab.command import cli
 from fedjax_lab.command.sweeping import sweep_points
+from fedjax_lab.method import LocalTraining
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGES = [DOCS / "tutorial.md", *sorted(DOCS.glob("guides/*.md")), *sorted(DOCS.glob("moving/*.md"))]
@@ -132,6 +133,31 @@ def test_an_algorithm():
         one = drawn._replace(full_examples=everything[slot], full_mask=mask[slot])
         counts = namespace["class_counts"](one)
         np.testing.assert_array_equal(counts, clients.label_histogram()[client])
+    check_mean_gradient(namespace)
+
+
+def check_mean_gradient(namespace):
+    """Of plain SGD, the mean of a client's gradients is its displacement / (K_i times the rate)."""
+    params, loss_fn = namespace["params"], namespace["loss_fn"]
+    training = LocalTraining(loss_fn, client_lr=0.1)
+
+    def client_update(x, row, batch):
+        mean, local = namespace["mean_gradient"](training, x, batch)
+        delta = tree.subtract(x, local.params)
+        of_steps = tree.scale(delta, 1 / (0.1 * batch.num_steps))
+        return {"mean": mean, "of_steps": of_steps}, row, local.report
+
+    def server_update(server, messages, cohort):
+        apart = tree.norm(tree.subtract(messages["mean"], messages["of_steps"]))
+        return server, {"apart": apart / tree.norm(messages["mean"])}
+
+    means = {"mean": "mean", "of_steps": "mean"}
+    phase = Phase(lambda x, round: x, client_update, server_update, reduce=means)
+    method = Algorithm("own", lambda x, n, batch: (x, ()), (phase,), lambda state: state.server)
+    work = {"cohort_size": 5, "local_steps": [1, 2] * 10, "batch_size": 4}
+    row = simulate(method, params, namespace["clients"], rounds=1, **work).history[-1]
+    assert row["apart"] < 1e-4
+    assert 1 < row["local_steps"] < 2
 
 
 @pytest.mark.example
