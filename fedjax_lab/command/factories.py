@@ -108,7 +108,15 @@ def _imported(setting: str, name: str) -> Any:
             f"installed, or below {os.getcwd()}."
         ) from error
     if not hasattr(module, attribute):
-        functions = [n for n, v in vars(module).items() if callable(v) and not n.startswith("_")]
+        package = path.partition(".")[0]
+        functions = [
+            n
+            for n, value in vars(module).items()
+            if callable(value)
+            and not n.startswith("_")
+            # not what it imports from elsewhere, such as fedjax_lab.method
+            and str(getattr(value, "__module__", "")).partition(".")[0] == package
+        ]
         raise ImportError(
             f"{setting} is {name!r}; {path} has no {attribute}."
             f"{did_you_mean(attribute, functions)} It has "

@@ -65,7 +65,9 @@ class ScheduleOptions(TypedDict, total=False):
         an array, K is the largest K_i, and a client with 0 does not participate.
       replace: draw mini-batches with replacement; False: in shuffled passes over the data.
       weights: weights of the clients in the aggregation: "uniform", "examples" (the number of the
-        client's examples), or an array of numbers [N] with the weight of each client.
+        client's examples), or an array of numbers [N] with the weight of each client. A client
+        of weight 0 trains and counts as a participant, but not in means: methods that add up
+        messages over clients (SCAFFOLD), or store them (GradMA, MIFA), use its own.
       full_examples: pass each client's whole data set to the method, for full local gradients.
       devices: system heterogeneity: unequal numbers of local steps, a time budget for stragglers,
         dropouts. A subclass may compute the steps in its ``local_steps``. None: every client takes
