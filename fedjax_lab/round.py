@@ -151,8 +151,9 @@ class Algorithm:
     personal: types.Personal | None = None
 
     def __post_init__(self):
-        if type(self.phases) is not tuple or not all(isinstance(p, Phase) for p in self.phases):
+        if isinstance(self.phases, Phase) or not all(isinstance(p, Phase) for p in self.phases):
             raise TypeError(f"phases of {self.name} must be a tuple of Phase, such as (phase,).")
+        object.__setattr__(self, "phases", tuple(self.phases))
         find = getattr(self.params, "unchecked", self.params)  # ``replace`` calls this again
 
         @functools.wraps(find)

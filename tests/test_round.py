@@ -261,7 +261,7 @@ def test_a_start_that_returns_something_else(started, said):
 
 
 def test_a_phase_without_a_comma():
-    for phases in (PLAIN.phases[0], list(PLAIN.phases)):
+    for phases in (PLAIN.phases[0], [PLAIN]):
         with pytest.raises(TypeError, match=r"phases of own must be a tuple .*\(phase,\)"):
             Algorithm("own", PLAIN.start, phases)
 

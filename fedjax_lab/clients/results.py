@@ -9,7 +9,7 @@ from fedjax_lab.types import PyTree
 
 
 def check_parts(function: str, returned: Any, *parts: str) -> tuple[Any, ...]:
-    """Check that a function returned a tuple of several values, and return it.
+    """Check that a function returned several values, and return them.
 
     Args:
       function: its name.
@@ -17,10 +17,12 @@ def check_parts(function: str, returned: Any, *parts: str) -> tuple[Any, ...]:
       parts: names of the values; "message", "metrics" and "report" are dicts.
 
     Raises:
-      ValueError: it is no tuple, has another length, or a value is no dict.
+      ValueError: it is no tuple or list, or a NamedTuple, such as a server state; it has another
+        length; or a value is no dict.
     """
-    if type(returned) is not tuple or len(returned) != len(parts):
-        size = f" of {len(returned)}" if type(returned) is tuple else ""
+    is_several = isinstance(returned, tuple | list) and not hasattr(returned, "_fields")
+    if not is_several or len(returned) != len(parts):
+        size = f" of {len(returned)}" if is_several else ""
         raise ValueError(
             f"{function} returned a {type(returned).__name__}{size}; it must return "
             f"({', '.join(parts)})."
@@ -30,7 +32,7 @@ def check_parts(function: str, returned: Any, *parts: str) -> tuple[Any, ...]:
             raise ValueError(
                 f"{function} returned a {type(value).__name__} as {part}; it must be a dict."
             )
-    return returned
+    return tuple(returned)
 
 
 def check_rows(clients: PyTree, num_clients: int) -> None:
@@ -48,7 +50,7 @@ def check_rows(clients: PyTree, num_clients: int) -> None:
 
 
 def check_report(report: dict[str, Any]) -> None:
-    """Check that the metrics in a client's report are pairs of scalars.
+    """Check that the metrics in a client's report are pairs whose quotient has the total's shape.
 
     Args:
       report: name -> (total, weight).
@@ -57,7 +59,8 @@ def check_report(report: dict[str, Any]) -> None:
       ValueError: an entry is something else; the error names it.
     """
     for name, entry in report.items():
-        if not isinstance(entry, tuple) or [jnp.shape(value) for value in entry] != [(), ()]:
+        shapes = [jnp.shape(value) for value in entry] if isinstance(entry, tuple | list) else []
+        if len(shapes) != 2 or shapes[1] not in ((), shapes[0]):
             raise ValueError(
                 f"report[{name!r}] of client_update is {jax.tree.map(_shape, entry)}; it must be "
                 "(total, weight), two scalars."
@@ -88,7 +91,7 @@ def check_memory(new: PyTree, old: PyTree) -> None:
     if structure == jax.tree.structure(new):
 
         def like(leaf, before):
-            is_free = before.weak_type and jnp.shape(leaf) == before.shape
+            is_free = getattr(before, "weak_type", False) and jnp.shape(leaf) == before.shape
             return leaf if is_free else before
 
         old = jax.tree.map(like, new, old)
