@@ -17,14 +17,17 @@ VARIABLE = "FEDJAX_LAB_PROGRAMS"
 _WORTH_KEEPING = 0.1
 _JAX_WORTH_KEEPING, _JAX_MOST = 1.0, -1  # JAX's defaults, which the user has not chosen
 _MOST_BYTES = 2**30
+_MOST_PROGRAMS = 500  # JAX looks at each of them whenever it stores one
+_LOCK = ".lockfile"  # JAX's own
 
 
 def keep_programs(folder: str | Path | None = None) -> bool:
     """Let JAX store compiled programs on disk and read them back.
 
-    At most 1 GiB is kept; the least recently used programs are deleted. Several processes may share
-    the folder. Incomplete files of killed processes are deleted here. The files may be deleted at
-    any time.
+    At most 1 GiB is kept; the least recently used programs are deleted. When a process begins, the
+    500 most recently used are kept, because JAX reads the size and the time of each one whenever it
+    stores another. Several processes may share the folder. Incomplete files of killed processes are
+    deleted here. The files may be deleted at any time.
 
     Nothing changes if ``FEDJAX_LAB_PROGRAMS`` is "off", or if JAX's own settings
     (``JAX_COMPILATION_CACHE_DIR``, ``JAX_ENABLE_COMPILATION_CACHE``, ``jax.config``) select a cache
@@ -48,16 +51,41 @@ def keep_programs(folder: str | Path | None = None) -> bool:
     path = Path(folder or _default()).resolve()
     # Others with write access could run code here.
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
-    for program in path.glob("*-cache"):
-        # JAX writes the time of last use after the program, and could not evict one without.
-        if not program.with_name(program.name.removesuffix("cache") + "atime").exists():
-            program.unlink(missing_ok=True)
+    is_ours = config.jax_compilation_cache_max_size == _JAX_MOST
+    _delete_programs(path, _MOST_PROGRAMS if is_ours else None)
     config.update("jax_compilation_cache_dir", str(path))
     if config.jax_persistent_cache_min_compile_time_secs == _JAX_WORTH_KEEPING:
         config.update("jax_persistent_cache_min_compile_time_secs", _WORTH_KEEPING)
-    if config.jax_compilation_cache_max_size == _JAX_MOST:
+    if is_ours:
         config.update("jax_compilation_cache_max_size", _MOST_BYTES)
     return True
+
+
+def _delete_programs(path: Path, most: int | None) -> None:
+    """Delete incomplete programs, and the least recently used ones beyond ``most``.
+
+    Args:
+      path: folder of the cache.
+      most: number of programs to keep; None: all.
+    """
+    from filelock import FileLock, Timeout
+
+    try:
+        with FileLock(path / _LOCK, timeout=0):
+            names = {entry.name for entry in os.scandir(path)}
+            programs = [name.removesuffix("cache") for name in names if name.endswith("-cache")]
+            # JAX writes the time of last use after the program, and could not evict one without.
+            complete = [name for name in programs if f"{name}atime" in names]
+            surplus = {*programs} - {*complete}
+            if most is not None and len(complete) > most:
+                times = {name: (path / f"{name}atime").read_bytes() for name in complete}
+                complete.sort(key=lambda name: int.from_bytes(times[name], "little"))
+                surplus |= {*complete[:-most]}
+            for name in surplus:
+                (path / f"{name}cache").unlink(missing_ok=True)
+                (path / f"{name}atime").unlink(missing_ok=True)
+    except Timeout:
+        return  # another process uses the folder; the next one will delete them
 
 
 def keep_by_default(quiet: bool = False) -> None:

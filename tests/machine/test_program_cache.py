@@ -9,6 +9,8 @@ import jax
 import jax.numpy as jnp
 import optax
 import pytest
+from filelock import FileLock
+from jax._src.lru_cache import LRUCache
 
 from fedjax_lab import CohortBatch, algorithms, build_round, models
 from fedjax_lab.machine import program_cache as programs
@@ -103,8 +105,45 @@ def test_halves_of_a_killed_process_are_thrown_away(nothing_chosen, tmp_path):
     (tmp_path / "a-1-atime").write_bytes(bytes(8))
     (tmp_path / "other.txt").write_text("not ours")
     keep_programs(tmp_path)
-    left = {path.name for path in tmp_path.iterdir()}
-    assert left == {"a-1-cache", "a-1-atime", "other.txt"}
+    assert names(tmp_path) == {"a-1-cache", "a-1-atime", "other.txt"}
+
+
+def names(path):
+    return {file.name for file in path.iterdir()} - {".lockfile"}
+
+
+def store(path, count):
+    """Programs that were used one after the other, as JAX stores them."""
+    cache = LRUCache(str(path), max_size=2**30)
+    for i in range(count):
+        cache.put(f"program-{i}", b"program")
+        (path / f"program-{i}-atime").write_bytes((10**18 + i).to_bytes(8, "little"))
+
+
+def test_the_most_recently_used_programs_stay(nothing_chosen, monkeypatch, tmp_path):
+    """JAX looks at all programs when it stores one, so there are never many of them."""
+    monkeypatch.setattr(programs, "_MOST_PROGRAMS", 5)
+    store(tmp_path, 12)
+    assert LRUCache(str(tmp_path), max_size=2**30).get("program-2") == b"program"  # used again
+    keep_programs(tmp_path)
+    left = {f"program-{i}-{kind}" for i in (2, 8, 9, 10, 11) for kind in ("cache", "atime")}
+    assert names(tmp_path) == left
+
+
+def test_another_processes_programs_stay_while_it_stores_one(nothing_chosen, monkeypatch, tmp_path):
+    monkeypatch.setattr(programs, "_MOST_PROGRAMS", 5)
+    store(tmp_path, 12)
+    with FileLock(tmp_path / ".lockfile", is_singleton=False):
+        assert keep_programs(tmp_path)
+    assert len(names(tmp_path)) == 24
+
+
+def test_a_limit_of_the_users_is_the_only_one(nothing_chosen, monkeypatch, tmp_path):
+    monkeypatch.setattr(programs, "_MOST_PROGRAMS", 5)
+    store(tmp_path, 12)
+    jax.config.update("jax_compilation_cache_max_size", 2**20)
+    keep_programs(tmp_path)
+    assert len(names(tmp_path)) == 24
 
 
 def test_a_folder_that_cannot_be_used_is_warned_of(nothing_chosen, monkeypatch, tmp_path):
