@@ -109,12 +109,19 @@ def map_file(path: str | Path) -> np.ndarray:
 
     Raises:
       FileNotFoundError: there is no such file.
-      ValueError: it is damaged, truncated, or has objects.
+      ValueError: it is damaged, truncated, has objects, or is an archive of several arrays.
     """
     if not Path(path).is_file():
         raise FileNotFoundError(f"there is no file {path}.")
     with errors_about(f"{path}: not readable as an array of NumPy's"):
-        return np.load(path, mmap_mode="r", allow_pickle=False)
+        array = np.load(path, mmap_mode="r", allow_pickle=False)
+    if not isinstance(array, np.ndarray):
+        array.close()
+        raise ValueError(
+            f"{path} is an .npz archive, which cannot be memory-mapped; numpy.save writes one "
+            "array to a .npy file, and data.write_stream the arrays of many files to a folder."
+        )
+    return array
 
 
 def content_of(array: np.ndarray) -> str:

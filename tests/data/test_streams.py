@@ -127,6 +127,12 @@ def test_a_folder_without_a_stream(tmp_path):
         data.stream(folder, "iid", 4)
 
 
+def test_an_archive_is_no_array(tmp_path):
+    np.savez(tmp_path / "client.npz", x=X, y=Y)
+    with pytest.raises(ValueError, match=r"client\.npz is an \.npz archive"):
+        data.stream({"x": tmp_path / "client.npz"}, "iid", 4)
+
+
 def test_a_stream_is_divided_as_resident_data_are(tmp_path):
     folder = data.write_stream(tmp_path / "a", (X, Y))
     resident = data.partition((X, Y), "dirichlet:0.5", 4, seed=3)
