@@ -300,10 +300,11 @@ def build_round(
       lowering: as in ``simulate``.
 
     Raises:
-      TypeError: ``algorithm`` is no ``Algorithm``, such as a factory that was not called.
+      TypeError: ``algorithm`` is no ``Algorithm``, such as a factory that was not called; or (when
+        the round is called) the state is no ``FedState``.
       ValueError: ``client_map`` is unknown, or "measure", which only ``simulate`` accepts;
         ``on_nonfinite`` or ``lowering`` is unknown; or ``params_sharding`` does not fit the client
-        map or (when the round is traced) the params.
+        map or (when the round is traced) the params, or the state is one of another method.
     """
     check_algorithm(algorithm)
     exclude = check_choice("on_nonfinite", on_nonfinite, ON_NONFINITE) == "exclude"
@@ -321,6 +322,7 @@ def build_round(
     is_divided = divides_models(asked.mesh, params_sharding)
 
     def round_fn(state: FedState, batch: CohortBatch) -> tuple[FedState, Metrics]:
+        _check_state(algorithm, state)
         with tracing_for(target), tracing_with(lowering):
             if not is_divided:
                 return one_round(state, batch)
@@ -394,6 +396,30 @@ def build_round(
     return _compiled_alone(round_fn, in_program, mesh_of)
 
 
+def _check_state(algorithm: Algorithm, state: FedState) -> None:
+    """Check that a state is made of the kinds of values that the method's ``init`` gives."""
+    expected = jax.eval_shape(
+        lambda params: algorithm.start(params, MANY_CLIENTS, None), algorithm.params(state)
+    )
+    parts = zip(("server", "clients"), (state.server, state.clients), expected, strict=True)
+    for name, own, wanted in parts:
+        if unlike := _unlike(own, wanted):
+            found, needed = (type(value).__name__ for value in unlike)
+            raise ValueError(
+                f"state is not one of {algorithm.name}: its {name} has a {found} in place of a "
+                f"{needed}. Another method starts from the model: init(params, num_clients)."
+            )
+
+
+def _unlike(own: Any, wanted: Any) -> tuple[Any, Any] | None:
+    """Return the first named tuple (or whole) of ``wanted`` for which ``own`` has another type."""
+    if type(own) is not type(wanted):
+        return own, wanted
+    fields = zip(own, wanted, strict=True) if hasattr(wanted, "_fields") else ()
+    found = (_unlike(a, b) for a, b in fields if hasattr(b, "_fields"))
+    return next(filter(None, found), None)
+
+
 def _shapes(state: FedState, batch: CohortBatch) -> Any:
     leaves, structure = jax.tree.flatten((state, batch))
     return structure, tuple(
@@ -415,6 +441,9 @@ def _compiled_alone(
 
     @functools.wraps(round_fn)
     def pure(state: FedState, batch: CohortBatch) -> tuple[FedState, Metrics]:
+        if not isinstance(state, FedState):
+            kind = type(state).__name__
+            raise TypeError(f"state is {kind}; it must be a FedState, as algorithm.init returns.")
         if is_traced((state, batch)):
             return in_program(state, batch)
         check_values(batch, state.num_clients)

@@ -276,6 +276,43 @@ def test_a_state_of_another_method_has_no_params():
     np.testing.assert_array_equal(flat(PLAIN.params(PLAIN.init(params, N))), flat(params))
 
 
+def test_a_round_takes_the_states_of_its_method_alone():
+    drawn = reference.make_rounds(0, 1, cohort_size=4, max_steps=3, batch_size=4)
+    params, batch = initial_params(), to_batch(drawn[0][1], 0)
+    made = {
+        "fedavg": PLAIN,
+        "scaffold": algorithms.scaffold(loss_fn, client_lr=0.2),
+        "feddyn": algorithms.feddyn(loss_fn, client_lr=0.2),
+        "compressed": with_compression(PLAIN, "sign"),
+        "both ways": with_compression(PLAIN, "sign", downlink="sign"),
+    }
+    made["scaffold both ways"] = with_compression(made["scaffold"], "sign", downlink="sign")
+    states = {name: algorithm.init(params, N) for name, algorithm in made.items()}
+    for name, algorithm in made.items():
+        for round_fn in (build_round(algorithm, "scan"), jax.jit(algorithm.round_fn)):
+            for other, state in states.items():
+                if other == name:
+                    round_fn(state, batch)
+                    continue
+                with pytest.raises(ValueError, match="state is not one of "):
+                    round_fn(state, batch)
+        with pytest.raises(TypeError, match="state is CohortBatch; it must be a FedState"):
+            build_round(algorithm)(batch, states[name])
+
+
+@pytest.mark.parametrize("first", [False, True])
+def test_a_round_takes_a_state_with_and_without_first_estimates(first):
+    drawn = reference.make_rounds(0, 1, cohort_size=4, max_steps=3, batch_size=4)
+    params, batch = initial_params(), to_batch(drawn[0][1], 0)
+    for algorithm in (
+        algorithms.stem(loss_fn, client_lr=0.2, momentum=0.5),
+        algorithms.fafed(loss_fn, client_lr=0.2, momentum=0.5, second_moment_decay=0.9),
+    ):
+        state = algorithm.init(params, N, batch if first else None)
+        after, _ = jax.eval_shape(build_round(algorithm, "scan"), state, batch)
+        assert jax.tree.structure(after) == jax.tree.structure(state)
+
+
 def test_bytes_of_what_is_sent():
     params = initial_params()
     plain = fedavg_with()
