@@ -165,6 +165,10 @@ def torch_table(params: Params, layers: Mapping[str, str] | None = None) -> dict
     paths. A norm's ``scale`` is PyTorch's ``weight``. A leaf that is called ``weight`` already, as
     in Equinox, has PyTorch's layout and stays as it is, and so do flattened images behind it.
 
+    A transposed convolution fits if it is flax's with ``transpose_kernel=True``. Without this, and
+    in Equinox, its kernel has another order of axes and is not mirrored, which its shape need not
+    show: convert it by hand.
+
     Args:
       params: the model's parameters, or their shapes.
       layers: path of a layer -> name of PyTorch's module, such as {"blocks_0/conv": "conv1"}. None:

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import linen as nn
 
 from fedjax_lab import models
 from fedjax_lab.models import pretrained
@@ -240,6 +241,38 @@ def test_pytorch_reads_and_writes_pt(tmp_path):
 class Trap:
     def __reduce__(self):
         return exec, ("import sys; sys.attacked = True",)
+
+
+@pytest.mark.parametrize("width", [3, 6])
+def test_transposed_convolutions(width):
+    """Of stride and size 2: each pixel of an image becomes a square of four."""
+    rng = np.random.default_rng(0)
+    sizes = (2, 4, 5, 3), (3, width, 2, 2), width
+    x, weight, bias = (rng.normal(size=size).astype("f4") for size in sizes)
+    layer = nn.ConvTranspose(width, (2, 2), (2, 2), "VALID", transpose_kernel=True)
+    shapes = {"up": jax.eval_shape(layer.init, jax.random.key(0), x)["params"]}
+    state, table = {"up.weight": weight, "up.bias": bias}, models.torch_table(shapes, {"up": "up"})
+    params = models.load_state_dict(state, shapes, table)
+    expected = np.zeros((2, 8, 10, width))
+    for i, j in np.ndindex(2, 2):
+        expected[:, i::2, j::2] = x @ weight[:, :, i, j] + bias
+    np.testing.assert_allclose(layer.apply({"params": params["up"]}, x), expected, atol=1e-5)
+    back = models.to_state_dict(params, table)
+    assert all(np.array_equal(back[name], state[name]) for name in state)
+
+
+def test_convolutions_of_one_dimension():
+    rng = np.random.default_rng(0)
+    x, weight, bias = (rng.normal(size=s).astype("f4") for s in ((2, 9, 3), (4, 3, 5), 4))
+    layer = nn.Conv(4, (5,), padding="VALID")
+    shapes = {"conv": jax.eval_shape(layer.init, jax.random.key(0), x)["params"]}
+    table = models.torch_table(shapes, {"conv": "conv"})
+    table |= {"conv/kernel": models.Stored("conv.weight", (2, 1, 0))}
+    state = {"conv.weight": weight, "conv.bias": bias}
+    params = models.load_state_dict(state, shapes, table)
+    windows = np.lib.stride_tricks.sliding_window_view(x, 5, axis=1)  # [B, l, C, 5]
+    expected = np.einsum("blck,fck->blf", windows, weight) + bias
+    np.testing.assert_allclose(layer.apply({"params": params["conv"]}, x), expected, atol=1e-5)
 
 
 def test_leaves_called_weight_have_the_layout_of_pytorch_already():
