@@ -458,7 +458,8 @@ def draw_batch(
     have id N. The batch then has ``participates`` and ``seconds``, and ``measured`` has
 
     - ``round_seconds``, the time that the server waits, also with ``devices``;
-    - ``dropped_clients``, the number of clients that were sampled but do not participate;
+    - ``dropped_clients``, the number of clients that were sampled and asked for local steps, but do
+      not participate;
     - ``available_clients``, if the times have an availability.
 
     Args:
