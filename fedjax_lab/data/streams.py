@@ -329,7 +329,7 @@ def stream(
 
 
 def check_resident(clients: Any, what: str) -> None:
-    """Refuse a stream for a feature that needs all examples on the device.
+    """Refuse a stream for a feature that needs all clients' examples on the device.
 
     Raises:
       TypeError: ``clients`` is a stream.
@@ -338,6 +338,19 @@ def check_resident(clients: Any, what: str) -> None:
         raise TypeError(
             f"clients is a FederatedStream, whose examples stay on the host; {what} needs them on "
             "the device: use data.partition."
+        )
+
+
+def check_no_stream(test: Any) -> None:
+    """Refuse a stream in place of test examples.
+
+    Raises:
+      TypeError: ``test`` is a stream.
+    """
+    if isinstance(test, FederatedStream):
+        raise TypeError(
+            "test is a FederatedStream, whose examples stay on the host; an evaluation needs them "
+            "on the device: stream.read(np.asarray(stream.indices), stream.indices.size)[0]."
         )
 
 

@@ -16,7 +16,7 @@ from fedjax_lab.clients.model_axis import divided_over, on_mesh, shard_largest
 from fedjax_lab.clients.sources import on_any_device
 from fedjax_lab.data import FederatedArrays
 from fedjax_lab.data.dtypes import to_device
-from fedjax_lab.data.streams import check_clients, check_resident
+from fedjax_lab.data.streams import check_clients, check_no_stream, check_resident
 from fedjax_lab.machine.compiler import mesh_of
 from fedjax_lab.machine.keys import seeded
 from fedjax_lab.machine.program_cache import keep_by_default
@@ -72,7 +72,7 @@ def build_evaluation(
     """
     check_count_fn(count_fn, bool(jax.tree.leaves(frozen)))
     check_int("batch_size", batch_size, minimum=1)
-    check_resident(test, "build_evaluation")
+    check_no_stream(test)
     keep_by_default()
     if isinstance(test, FederatedArrays):
         held = test.indices

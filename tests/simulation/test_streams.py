@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_lab import algorithms, data, simulate, sweep
+from fedjax_lab import algorithms, data, models, simulate, sweep
 from fedjax_lab.data.cohort import Schedule
 from fedjax_lab.simulation.client_data import StreamedClientData, client_data_of
 from fedjax_lab.simulation.computation import Computation
@@ -240,7 +240,6 @@ def test_a_plan_of_a_stream(folder):
             "a sweep needs",
         ),
         (lambda c: build_client_evaluation(lambda *_: None, c), "build_client_evaluation needs"),
-        (lambda c: build_evaluation(lambda *_: None, c), "build_evaluation needs"),
         (
             lambda c: build_personal_evaluation(lambda *_: None, lambda *_: None, c),
             "build_personal_evaluation needs",
@@ -250,6 +249,22 @@ def test_a_plan_of_a_stream(folder):
 def test_what_needs_resident_data_refuses_a_stream(folder, needs, said):
     with pytest.raises(TypeError, match=f"clients is a FederatedStream, .* {said}"):
         needs(streamed(folder))
+
+
+def test_held_out_clients_of_a_stream(folder):
+    _, unseen = data.split_clients(streamed(folder), 3, seed=1)
+    _, same = data.split_clients(resident(), 3, seed=1)
+    held, _ = unseen.read(np.asarray(unseen.indices), unseen.indices.size)
+    own = np.isin(OWNERS, OWNERS[np.asarray(same.indices)])
+    np.testing.assert_array_equal(held.x, X[own])
+    np.testing.assert_array_equal(held.y, Y[own])
+    counts = models.squared_error_counts(lambda params, x, key: x @ params["w"] + params["b"])
+    expected = np.mean((X[own] @ np.linspace(-1, 1, 5) - Y[own]) ** 2)
+    for test in (held, same):
+        error = build_evaluation(counts, test)(stores.PARAMS)["mean_squared_error"]
+        np.testing.assert_allclose(error, expected, rtol=1e-5)
+    with pytest.raises(TypeError, match=r"test is a FederatedStream, .*: stream\.read\("):
+        build_evaluation(counts, unseen)
 
 
 @pytest.mark.parametrize(
