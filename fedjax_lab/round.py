@@ -404,16 +404,19 @@ def _check_state(algorithm: Algorithm, state: FedState) -> None:
     parts = zip(("server", "clients"), (state.server, state.clients), expected, strict=True)
     for name, own, wanted in parts:
         if unlike := _unlike(own, wanted):
-            found, needed = (type(value).__name__ for value in unlike)
+            found, needed = (
+                "array" if jax.tree_util.all_leaves([value]) else type(value).__name__
+                for value in unlike
+            )
             raise ValueError(
-                f"state is not one of {algorithm.name}: its {name} has a {found} in place of a "
+                f"state is not one of {algorithm.name}: its {name} has {found} in place of "
                 f"{needed}. Another method starts from the model: init(params, num_clients)."
             )
 
 
 def _unlike(own: Any, wanted: Any) -> tuple[Any, Any] | None:
     """Return the first named tuple (or whole) of ``wanted`` for which ``own`` has another type."""
-    if type(own) is not type(wanted):
+    if type(own) is not type(wanted) and not jax.tree_util.all_leaves((own, wanted)):
         return own, wanted
     fields = zip(own, wanted, strict=True) if hasattr(wanted, "_fields") else ()
     found = (_unlike(a, b) for a, b in fields if hasattr(b, "_fields"))

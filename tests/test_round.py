@@ -1,5 +1,6 @@
 """What a phase may send: messages of any shape, counted from their shapes."""
 
+import dataclasses
 import functools
 from typing import NamedTuple
 
@@ -287,6 +288,11 @@ def test_a_round_takes_the_states_of_its_method_alone():
         "both ways": with_compression(PLAIN, "sign", downlink="sign"),
     }
     made["scaffold both ways"] = with_compression(made["scaffold"], "sign", downlink="sign")
+
+    def start_with_numbers(params, num_clients, batch):
+        return PLAIN.start(params, num_clients, batch)[0], jnp.zeros(num_clients)
+
+    made["a number for each client"] = dataclasses.replace(PLAIN, start=start_with_numbers)
     states = {name: algorithm.init(params, N) for name, algorithm in made.items()}
     for name, algorithm in made.items():
         for round_fn in (build_round(algorithm, "scan"), jax.jit(algorithm.round_fn)):
