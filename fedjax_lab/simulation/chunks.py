@@ -159,7 +159,7 @@ class Chunks:
             self._state = before
             metrics = self._forward(first, length) if length else {}
         if length:
-            self._store.commit()
+            self._state = self._store.commit(self._state)
         return metrics
 
     def _forward(self, first: int, length: int) -> Metrics:
@@ -183,7 +183,6 @@ class Chunks:
                 )
             self._client_data.ran(metrics)
             of_pieces.append(metrics)
-        self._state = self._store.unload(self._state)
         return of_pieces[0] if len(of_pieces) == 1 else _joined(of_pieces)
 
     def _one_by_one(self, first: int, length: int, clients: Any, **named: Any) -> Metrics:

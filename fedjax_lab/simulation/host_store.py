@@ -55,8 +55,7 @@ class HostStore:
 
         self._draw = jax.jit(draw_ids, static_argnames="length")
         self._nobody: PyTree = None
-        self._window: np.ndarray | None = None
-        self._pending: tuple[np.ndarray, PyTree] | None = None
+        self._window = np.zeros(0, np.int32)  # ids of the rows in the state
         self._ahead: tuple[tuple[int, int], np.ndarray, PyTree] | None = None
 
     def size(self, length: int) -> int:
@@ -143,19 +142,10 @@ class HostStore:
 
         return jax.tree.map(one, rows)
 
-    def unload(self, state: FedState) -> FedState:
-        """See ``stores.DeviceStore``."""
-        assert self._window is not None
-        self._pending = self._window, state.clients
-        return state._replace(clients=self._nobody)
-
-    def commit(self) -> None:
+    def commit(self, state: FedState) -> FedState:
         """Write the last chunk's rows to the table, and update rows that were read ahead."""
-        if self._pending is None:
-            return
-        ids, rows = self._pending
-        self._pending = None
-        self.table.write(ids, self._fetch(rows))
+        ids = self._window
+        self.table.write(ids, self._fetch(state.clients))
         if self._ahead is not None:
             _, window, read = self._ahead
             ahead = self._own(window)
@@ -164,6 +154,7 @@ class HostStore:
                 jax.tree.leaves(read), jax.tree.leaves(self.table.read(ahead[again])), strict=True
             ):
                 leaf[again] = new
+        return state._replace(clients=self._nobody)
 
     def snapshot(self, state: FedState) -> FedState:
         """Return the state with the rows of clients that have participated."""

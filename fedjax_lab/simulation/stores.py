@@ -1,8 +1,8 @@
 """Client rows during a run: on the devices, or on the host with a window for each chunk.
 
 A store is opened before the first chunk. It loads the rows that a chunk of rounds needs into the
-state, takes them out afterwards, and commits them once the chunk counts. It also writes them to
-checkpoints and reads them from there.
+state, and commits them once the chunk counts. It also writes them to checkpoints and reads them
+from there.
 """
 
 import sys
@@ -40,12 +40,9 @@ class DeviceStore:
     def prefetch(self, first: int, length: int) -> None:
         """Read the rows of the next chunk while one runs."""
 
-    def unload(self, state: FedState) -> FedState:
-        """Take the rows of a chunk out of the state, until ``commit`` or the next ``load``."""
+    def commit(self, state: FedState) -> FedState:
+        """Store the rows of the last chunk, and return the state without them."""
         return state
-
-    def commit(self) -> None:
-        """Store the rows of the last chunk."""
 
     def snapshot(self, state: FedState) -> FedState:
         """Return the state for a checkpoint; with several processes, only in process 0."""
