@@ -277,14 +277,13 @@ def sweep(target, rates=4, seeds=3, **options):
     from fedjax_lab.simulation.placement import Placement
     from fedjax_lab.simulation.sweep_program import Program as SweepProgram
 
-    where, vmap = machine(target), parse_client_map("vmap")
+    where, vmap = machine(target), Placement(parse_client_map("vmap"))
     clients, _, params, _, loss_fn, schedule = task(**options)
     count = rates * seeds
 
-    def run_of(client_lr):
-        return Computation(algorithms.fedavg(loss_fn, client_lr=client_lr), schedule)
-
-    program = SweepProgram(run_of, vmap, Placement(vmap), None, (clients, ()))
+    build = functools.partial(algorithms.fedavg, loss_fn)
+    run = Computation(build(client_lr=0.1), schedule)
+    program = SweepProgram(run, build, clients, vmap, vmap)
     runs = (
         jax.eval_shape(lambda p: jax.tree.map(lambda leaf: jnp.stack([leaf] * count), p), params),
         jax.random.split(jax.random.key(0), count),

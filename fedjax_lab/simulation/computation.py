@@ -23,7 +23,7 @@ class Computation:
     """The computation of a run: a method, a schedule of batches, and an initial state.
 
     States are passed between chunks without frozen weights, which no round changes. ``start`` and
-    ``checked_state`` remove them from a state; ``Chunks`` inserts them again.
+    ``going_on_from`` remove them from a state; ``Chunks`` inserts them again.
 
     Attributes:
       algorithm: the method.
@@ -33,8 +33,7 @@ class Computation:
       eval_every: rounds between evaluations.
       key: PRNG key of the run.
       params: the initial global model; None if only programs are compiled.
-      state: initial state whose global model is ``params``, as of ``checked_state``; None: a fresh
-        start.
+      state: initial state whose global model is ``params``, on the host; None: a fresh start.
       lowering: as in ``simulate``.
     """
 
@@ -121,6 +120,39 @@ class Computation:
         """
         return guarantees(self.algorithm, self.schedule, clients, self.state)
 
+    def going_on_from(self, state: FedState, clients: FederatedArrays) -> "Computation":
+        """Return the computation that starts from a state given by the caller.
+
+        Args:
+          state: with the structure, shapes and dtypes of ``algorithm.init``, on the host.
+          clients: the clients' data; examples may be shapes.
+
+        Raises:
+          ValueError: the state belongs to another method, model or number of clients, or it is
+            private and these settings may not continue it.
+        """
+        algorithm = self.algorithm
+        if not are_the_same(state.frozen, jax.tree.map(jnp.asarray, algorithm.frozen)):
+            raise ValueError(
+                f"state.frozen does not hold the frozen weights of {algorithm.name}: the state was "
+                "made with others, or without any."
+            )
+        state = state._replace(frozen=())
+        try:
+            expected = self.shapes(clients)
+        except (AttributeError, TypeError) as error:
+            raise ValueError(f"state is not one of {algorithm.name}: {error}.") from error
+        _check_same_shapes(algorithm.name, state, expected)
+        if int(state.num_clients) != clients.num_clients:
+            raise ValueError(
+                f"state.num_clients is {int(state.num_clients)}; clients has {clients.num_clients}."
+            )
+        state = resume_privately(algorithm, state, self.schedule, clients)
+        # On the host, because it may not fit on a device; with the container types of the rounds.
+        leaves = [np.array(leaf, leaf.dtype) for leaf in jax.tree.leaves(state)]
+        state = jax.tree.unflatten(jax.tree.structure(expected), leaves)
+        return dataclasses.replace(self, params=algorithm.params(state), state=state)
+
 
 def params_of(algorithm: Algorithm, state: Any) -> Params:
     """Compute the shapes of the global model in a state given by the caller.
@@ -132,49 +164,6 @@ def params_of(algorithm: Algorithm, state: Any) -> Params:
     if not isinstance(state, FedState):
         raise TypeError(f"state is {type(state).__name__}; it must be a FedState, as result.state.")
     return jax.eval_shape(algorithm.params, state)
-
-
-def checked_state(
-    algorithm: Algorithm, schedule: Schedule, clients: FederatedArrays, key: Key, state: Any
-) -> FedState:
-    """Check an initial state given by the caller, and return it as a run keeps it.
-
-    Args:
-      clients: the clients' data; examples may be shapes.
-      state: initial state, with the structure, shapes and dtypes of ``algorithm.init``.
-
-    Returns:
-      The state without frozen weights, on the host.
-
-    Raises:
-      TypeError: it is no ``FedState``.
-      ValueError: it belongs to another method, model or number of clients, or it is private and
-        these settings may not continue it.
-    """
-    params_of(algorithm, state)
-    frozen = jax.tree.map(jnp.asarray, algorithm.frozen)
-    if not are_the_same(state.frozen, frozen):
-        raise ValueError(
-            f"state.frozen does not hold the frozen weights of {algorithm.name}: the state was "
-            "made with others, or without any."
-        )
-    state = state._replace(frozen=())
-    try:
-        shapes = jax.eval_shape(algorithm.params, state)
-        expected = jax.eval_shape(
-            Computation(algorithm, schedule).start, shapes, clients, key, frozen
-        )
-    except (AttributeError, TypeError) as error:
-        raise ValueError(f"state is not one of {algorithm.name}: {error}.") from error
-    _check_same_shapes(algorithm.name, state, expected)
-    if int(state.num_clients) != clients.num_clients:
-        raise ValueError(
-            f"state.num_clients is {int(state.num_clients)}; clients has {clients.num_clients}."
-        )
-    state = resume_privately(algorithm, state, schedule, clients)
-    # On the host, because it may not fit on a device; with the container types of the rounds.
-    leaves = [np.array(leaf, leaf.dtype) for leaf in jax.tree.leaves(state)]
-    return jax.tree.unflatten(jax.tree.structure(expected), leaves)
 
 
 def _check_same_shapes(name: str, state: FedState, expected: FedState) -> None:

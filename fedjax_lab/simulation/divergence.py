@@ -39,28 +39,27 @@ class Watch:
     """Checks runs for values that are not finite and for unsolved quadratic programs; warns once.
 
     Args:
-      name: name of the method, or of a run among several.
+      name: name of the method of a single run, which is warned of divergence and of clients that
+        are left out, and ends before such a round. None: several runs, whose result says so.
       on_nonfinite: as in ``simulate``.
-      is_single: whether to warn of divergence and of clients that are left out, and to end a run
-        before such a round. Of several runs, the result says so.
-
-    Attributes:
-      diverged: whether runs diverged in what was seen last, or before: bool [...].
     """
 
-    def __init__(self, name: str, on_nonfinite: str, is_single: bool = True):
-        self._name, self._is_single = name, is_single
+    def __init__(self, name: str | None, on_nonfinite: str):
+        self._name, self._is_single = name or "a run", name is not None
         self._stop_at_once = on_nonfinite == "stop"
         self._told: set[str] = set()
-        self.diverged: Any = False
 
-    def look(self, first: int, metrics: Mapping[str, Any], is_finite: Any) -> int:
-        """Check a chunk of rounds; returns the number of rounds before the one that ends the run.
+    def look(self, first: int, metrics: Mapping[str, Any], is_finite: Any) -> tuple[int, Any]:
+        """Check a chunk of rounds.
 
         Args:
           first: number of its first round, from 0.
           metrics: of its rounds, [..., length] each.
           is_finite: whether the global models are finite after it, bool [...].
+
+        Returns:
+          (number of rounds before the one that ends a single run, bool [...]: which runs diverged
+          in this chunk).
 
         Raises:
           RuntimeError: a Poisson cohort had more clients than slots.
@@ -68,25 +67,22 @@ class Watch:
         check_overflow(metrics.get("overflow", False))
         left, excluded = finite_and_other_clients(metrics)
         length = left.shape[-1]
-        if self._stop_at_once and excluded.any():
-            self.diverged = self.diverged | excluded.any(-1)
-            if self._is_single:
-                at = int((excluded > 0).argmax())
-                said = f"on_nonfinite is 'stop': the run ends before round {first + at}."
-                warn(f"diverged: {said}")
-                return at
+        if self._stop_at_once and excluded.any() and self._is_single:
+            at = int((excluded > 0).argmax())
+            warn(f"diverged: on_nonfinite is 'stop': the run ends before round {first + at}.")
+            return at, True
         if self._is_single:
             self._warn_of_clients(first, left, excluded)
         if "nonfinite_clients" in metrics:  # else values may be anything
             self._warn_of_losses(first, left, metrics)
         self._warn_of_programs(first, metrics)
-        lost = lost_rounds(metrics)
-        self.diverged = self.diverged | lost.any(-1) | ~np.asarray(is_finite)
+        lost = excluded > 0 if self._stop_at_once else lost_rounds(metrics)
+        diverged = lost.any(-1) | ~np.asarray(is_finite)
         if self._is_single and lost.any():
             warn(f"diverged: in round {first + int(lost.argmax())} no client was finite.")
-        elif self._is_single and self.diverged:
+        elif self._is_single and diverged:
             warn(f"diverged: the global model is not finite after round {first + length}.")
-        return length
+        return length, diverged
 
     def _worst(self, topic: str, values: np.ndarray) -> tuple[Any, ...] | None:
         """Return the place of the largest value, once for each topic; None if all are 0."""

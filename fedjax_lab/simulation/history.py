@@ -10,7 +10,6 @@ import numpy as np
 
 from fedjax_lab.checks import warn
 from fedjax_lab.clients.metrics import OF_EVERY_ROUND, OF_SERVER_STEP, PER_CLIENT
-from fedjax_lab.round import Algorithm
 from fedjax_lab.simulation.computation import Computation
 from fedjax_lab.simulation.divergence import (
     check_overflow,
@@ -63,10 +62,7 @@ class History:
     """The rows of one run, with exact totals since round 0.
 
     Args:
-      algorithm: the method, which determines what a client sends, receives and computes.
-      params: the global model, or its shapes.
-      rows: rows from before an interruption.
-      counts_nonfinite: whether the metrics count clients that are not finite.
+      run: the computation, whose method says what a client sends, receives and computes.
       guarantees: number of rounds -> privacy guarantees for the rows.
 
     Attributes:
@@ -74,21 +70,14 @@ class History:
       guarantees: as given.
     """
 
-    def __init__(
-        self,
-        algorithm: Algorithm,
-        params: Params,
-        rows: Sequence[Row] = (),
-        counts_nonfinite: bool = True,
-        guarantees: Callable[[int], Row] = lambda rounds: {},
-    ):
+    def __init__(self, run: Computation, guarantees: Callable[[int], Row] = lambda rounds: {}):
+        self.rows: list[Row] = []
         self.guarantees = guarantees
-        self._traffic = algorithm.traffic(params)
-        self._gradients_per_step = algorithm.gradients_per_step
+        self._traffic = run.algorithm.traffic(run.params)
+        self._gradients_per_step = run.algorithm.gradients_per_step
         self._totals: dict[str, float] = dict.fromkeys(("bytes_up", "bytes_down", "gradients"), 0)
-        if counts_nonfinite:
+        if run.in_round == "exclude":
             self._totals["nonfinite_clients"] = 0
-        self.go_on_from(rows)
 
     @property
     def is_without_steps(self) -> bool:
@@ -97,8 +86,8 @@ class History:
         return last.get("gradients") == 0 and not last.get("nonfinite_clients")
 
     def go_on_from(self, rows: Sequence[Row]) -> None:
-        """Begin with the rows of earlier calls, from whose totals the new rows count on."""
-        self.rows = list(rows)
+        """Append rows of earlier calls, from whose totals the new rows count on."""
+        self.rows += rows
         if rows:
             last = rows[-1]
             known = [*self._totals, *([_TIME] if _TIME in last else [])]
@@ -228,6 +217,7 @@ class RunProgress(Stopwatch):
       compile_seconds: time spent compiling in this call so far.
 
     Attributes:
+      run: as given.
       history: the rows.
       round: finished rounds.
       enough: whether ``stop_when`` ended the run.
@@ -244,7 +234,7 @@ class RunProgress(Stopwatch):
         compile_seconds: float,
     ):
         super().__init__(spent, compile_seconds)
-        self._run, self.history = run, history
+        self.run, self.history = run, history
         self._hooks, self._stop_when = hooks, stop_when
         self.round, self.enough, self.diverged = 0, False, False
         for row in history.rows:
@@ -257,7 +247,7 @@ class RunProgress(Stopwatch):
     @property
     def is_last(self) -> bool:
         """True if no whole chunk is left, so that a longer run would resume here."""
-        return self.round + self._run.eval_every > self._run.rounds
+        return self.round + self.run.eval_every > self.run.rounds
 
     def goes_on(self, processes: Processes, interrupted: bool) -> bool:
         """Return whether to run another chunk; the same in all processes.
@@ -265,7 +255,7 @@ class RunProgress(Stopwatch):
         Args:
           interrupted: whether a signal came to this process.
         """
-        if self.round >= self._run.rounds:
+        if self.round >= self.run.rounds:
             return False
         interrupted, self.enough = processes.any_of(interrupted, self.enough)
         return not (interrupted or self.diverged or self.enough)
@@ -295,7 +285,7 @@ class RunProgress(Stopwatch):
         """Reason why the run ended early, as in ``SimulationResult``."""
         if self.diverged:
             return "diverged"
-        if self.round >= self._run.rounds:
+        if self.round >= self.run.rounds:
             return None
         return "stop_when" if self.enough else "interrupt"
 

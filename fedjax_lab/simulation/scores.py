@@ -10,7 +10,7 @@ import numpy as np
 from fedjax_lab.clients.sources import on_any_device
 from fedjax_lab.simulation.chunks import Chunks
 from fedjax_lab.simulation.computation import Computation
-from fedjax_lab.simulation.history import History, RunProgress, as_value, check_scores
+from fedjax_lab.simulation.history import RunProgress, as_value, check_scores
 from fedjax_lab.simulation.run_log import Row
 from fedjax_lab.types import FedState, Metrics, Params
 
@@ -28,18 +28,17 @@ class Evaluators(NamedTuple):
     diagnose: Callable[[FedState], Mapping[str, Any]] | None = None
     score_clients: Callable[[Params], Mapping[str, Any]] | None = None
 
-    def row(
-        self, run: Computation, chunks: Chunks, history: History, metrics: Metrics, lost: bool
-    ) -> Row:
+    def row(self, chunks: Chunks, run_progress: RunProgress, metrics: Metrics) -> Row:
         """Compute the scores of a row, NaN for a diverged model; all processes call it.
 
         Raises:
           TypeError: a function did not return a dict of numbers.
           ValueError: a name is reserved.
         """
-        taken = history.names(metrics)
-        if lost and not (run.on_nonfinite == "stop" and chunks.is_finite()):
-            return self._missing(run, chunks, history.rows, taken)
+        taken, run = run_progress.history.names(metrics), run_progress.run
+        stops = run.on_nonfinite == "stop"  # before a round that is not finite
+        if run_progress.diverged and not (stops and chunks.is_finite()):
+            return self._missing(run, chunks, run_progress.history.rows, taken)
         values = _scores("evaluate", self.evaluate, chunks.params, taken, _copied)
         if self.diagnose is None:
             return values

@@ -27,7 +27,7 @@ from fedjax_lab.simulation.chunk_planner import choose_placement
 from fedjax_lab.simulation.chunks import Chunks
 from fedjax_lab.simulation.client_data import client_data_of, with_times, without_examples
 from fedjax_lab.simulation.client_updates import ClientUpdates
-from fedjax_lab.simulation.computation import Computation, checked_state, params_of
+from fedjax_lab.simulation.computation import Computation, params_of
 from fedjax_lab.simulation.debugging import debuggable
 from fedjax_lab.simulation.divergence import Watch
 from fedjax_lab.simulation.history import (
@@ -189,17 +189,15 @@ def simulate(
     given = Schedule.of("simulate", schedule)
     batches, clients = given.bind(clients)
     state = None if state is None else with_all_rows(state)
-    key = key_of(seed, state)
     model = processes.local(params) if state is None else params_of(algorithm, state)
     clients = with_times(clients, times, algorithm, model)
-    if state is not None:
-        shapes_of_data = without_examples(clients, batches, eval_every)
-        state = processes.gathered(state, everywhere=True)
-        state = checked_state(algorithm, batches, shapes_of_data, key, state)
-        model = algorithm.params(state)
+    key = key_of(seed, state)
     run = Computation(
-        algorithm, batches, on_nonfinite, rounds, eval_every, key, model, state, lowering
+        algorithm, batches, on_nonfinite, rounds, eval_every, key, model, lowering=lowering
     )
+    if state is not None:
+        state = processes.gathered(state, everywhere=True)
+        run = run.going_on_from(state, without_examples(clients, batches, eval_every))
     client_data = client_data_of(run, clients, processes, progress)
     shapes = run.shapes(client_data.clients)  # this checks the schedule, too
     asked.model_layout(run.params, run.frozen)  # this checks params_sharding
@@ -221,8 +219,8 @@ def simulate(
     watch, updates = Watch(algorithm.name, on_nonfinite), ClientUpdates(run_dir, processes)
     with _running(processes, run_log, bar, client_data) as stop:
         rows, before = run_log.resume(chunks)
-        counts = run.in_round == "exclude"
-        history = History(algorithm, chunks.params, rows, counts, guarantees)
+        history = History(run, guarantees)
+        history.go_on_from(rows)
         run_progress = RunProgress(run, history, hooks, stop_when, before, chunks.compile_seconds)
         if run_log.unscored:
             run_log.client_row(scores.of_clients(chunks, run_progress))
@@ -236,13 +234,13 @@ def simulate(
             bar.start_clock(chunks.compile_seconds)
             with profile.once():
                 metrics = chunks.advance(run_progress.round, length)
-                counted = watch.look(run_progress.round, metrics, chunks.is_finite())
+                counted, lost = watch.look(run_progress.round, metrics, chunks.is_finite())
                 metrics = chunks.keep(run_progress.round, counted, metrics)
-            run_progress.diverged = bool(watch.diverged)
+            run_progress.diverged = bool(lost)
             if not metrics:  # on_nonfinite="stop", in the first round of a chunk
                 break
             metrics = updates.take(run_progress.round, metrics)
-            values = scores.row(run, chunks, history, metrics, run_progress.diverged)
+            values = scores.row(chunks, run_progress, metrics)
             row = run_progress.enter(metrics, values, chunks.compile_seconds)
             run_log.rows([row], run_progress.seconds, run_progress.compile_seconds)
             bar.update(row["round"], {name: row[name] for name in (*shown, *values)})

@@ -17,6 +17,7 @@ If all runs together need too much memory, groups of equal size run one after th
 same program.
 """
 
+import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
@@ -24,7 +25,6 @@ from pathlib import Path
 from typing import Any, Unpack
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from fedjax_lab.checks import check_int
@@ -52,13 +52,13 @@ from fedjax_lab.simulation.client_data import client_data_of, with_times
 from fedjax_lab.simulation.computation import Computation
 from fedjax_lab.simulation.debugging import debuggable
 from fedjax_lab.simulation.divergence import Watch
-from fedjax_lab.simulation.history import History, warn_without_steps
+from fedjax_lab.simulation.history import History, Stopwatch, warn_without_steps
 from fedjax_lab.simulation.loggers import Progress
 from fedjax_lab.simulation.placement import Placement
 from fedjax_lab.simulation.processes import Processes
 from fedjax_lab.simulation.run_log import Row
 from fedjax_lab.simulation.stop import check_not_ended, end_later_runs, stop_on_signal
-from fedjax_lab.simulation.sweep_log import GroupLog, SweepFolder, sweep_identity
+from fedjax_lab.simulation.sweep_log import SweepFolder, sweep_identity
 from fedjax_lab.simulation.sweep_program import Program, RunGroup
 from fedjax_lab.simulation.sweep_result import (
     Point,
@@ -70,7 +70,7 @@ from fedjax_lab.simulation.sweep_result import (
 from fedjax_lab.storage.run_path import check_run_dir
 from fedjax_lab.types import Key, Params
 
-_Done = tuple[RunGroup, Params, GroupLog]  # a group of runs that has ended; leaves [runs, ...]
+_Done = tuple[RunGroup, Params, Stopwatch]  # a group of runs that has ended; leaves [runs, ...]
 
 
 @scheduled
@@ -167,32 +167,24 @@ def sweep(
     keep_by_default()
     given = Schedule.of("sweep", schedule)
     batches, clients = given.bind(clients)
-    run_with = functools.partial(
-        Computation,
-        schedule=batches,
-        on_nonfinite=on_nonfinite,
-        rounds=rounds,
-        eval_every=eval_every,
-    )
     keys = [seeded(seed) for seed in seeds]
-    of_points = [run_with(algorithm, params=models[0], key=keys[0]) for algorithm in algorithms]
+    first = Computation(
+        algorithms[0], batches, on_nonfinite, rounds, eval_every, keys[0], models[0]
+    )
     starts = [(model, key, p) for p in points for model, key in zip(models, keys, strict=True)]
     of_clients = Placement(_resolve_client_map(client_map))
     of_runs = Placement(_resolve_run_map(run_map, len(starts)))
-    first = of_points[0]
     clients = with_times(clients, times, first.algorithm, first.params)
     client_data = client_data_of(first, clients, Processes())
     check_loss(first.algorithm, first.params, client_data.clients, batches.batch_size)
     histories = []
-    for run in of_points:
+    for algorithm in algorithms:
+        run = dataclasses.replace(first, algorithm=algorithm)
         # Guarantees are computed once for each point.
-        spent = functools.cache(run.guarantees(client_data.clients))
-        counts = run.in_round == "exclude"
-        histories += [History(run.algorithm, run.params, (), counts, spent) for _ in seeds]
-    run_of = lambda **point: run_with(build(**point))  # noqa: E731
-    data = (client_data.clients, jax.tree.map(jnp.asarray, first.frozen))
-    ends = stop_when is not None
-    program = Program(run_of, of_clients.client_map, of_runs, evaluate, data, may_end=ends)
+        guarantees = functools.cache(run.guarantees(client_data.clients))
+        histories += [History(run, guarantees) for _ in seeds]
+    ends, data = stop_when is not None, client_data.clients
+    program = Program(first, build, data, of_clients, of_runs, evaluate, may_end=ends)
     identity: Row = {}
     if run_dir is not None:
         asked = {"run_map": run_map, "client_map": client_map}
@@ -205,7 +197,7 @@ def sweep(
     program.fit(starts, first.chunk_length(0), max_bytes, folder.runs_at_once)
     runs = range(len(starts))
     groups = [runs[i : i + program.size] for i in range(0, len(runs), program.size)]
-    watch = Watch("a run", on_nonfinite, is_single=False)
+    watch = Watch(None, on_nonfinite)
     bar = Progress(f"sweep of {first.algorithm.name}", rounds * len(groups), progress)
     bar.start_clock()
     done: list[_Done] = []
@@ -213,22 +205,25 @@ def sweep(
         for index, numbers in enumerate(groups):
             if stop.is_set():
                 break
-            if index:  # ``fit`` has started the first group
-                program.start([starts[number] for number in numbers])
-            with closing(folder.open(index, program.size)) as files:
-                log = GroupLog(files, program, numbers[0])
+            program.start([starts[number] for number in numbers])
+            with closing(folder.open(index, program.size)) as log:
+                rows, spent = log.resume(program)
+                clock = Stopwatch(spent, program.compile_seconds)
                 of_group = histories[numbers.start : numbers.stop]
-                group = RunGroup(of_group, watch, log.round, stop_when, log.earlier)
+                group = RunGroup(of_group, watch, log.saved, stop_when, numbers[0], rows)
                 if group.round:
                     bar.go_on_from(index * rounds + group.round)
                 for rows in group.advance(program, rounds, eval_every):
-                    log.enter(rows, group)
-                    log.checkpoint(group, last=group.round + eval_every > rounds)
+                    clock.measure(program.compile_seconds)
+                    log.rows(rows, clock.seconds, clock.compile_seconds)
+                    with clock.uncounted():
+                        last = group.round + eval_every > rounds
+                        log.checkpoint(group.round, program, group.rows, last=last)
                     bar.update(index * rounds + group.round, group.summary(program.scores))
                     if stop.is_set():
                         break
-                log.checkpoint(group, last=True)
-            done.append((group, program.params, log))
+                log.checkpoint(group.round, program, group.rows, last=True)
+            done.append((group, program.params, clock))
     if stop.is_set():
         end_later_runs(stop.signal, this_call)
     else:
@@ -275,8 +270,8 @@ def _result(
         ),
         diverged=diverged.reshape(shape),
         stopped=(is_over & ~diverged & (lengths < columns)).reshape(shape),
-        seconds=sum(log.seconds for *_, log in done),
-        compile_seconds=max(log.compile_seconds for *_, log in done),
+        seconds=sum(clock.seconds for *_, clock in done),
+        compile_seconds=max(clock.compile_seconds for *_, clock in done),
         interrupted=bool((~is_over & (lengths < expected)).any()),
         run_map=run_map,
         runs_at_once=size,

@@ -10,18 +10,15 @@ from fedjax_lab.data.cohort import Schedule
 from fedjax_lab.machine.json_file import read_json
 from fedjax_lab.simulation.client_data import ClientData
 from fedjax_lab.simulation.computation import Computation
-from fedjax_lab.simulation.history import Stopwatch
 from fedjax_lab.simulation.placement import Placement
 from fedjax_lab.simulation.processes import Processes
 from fedjax_lab.simulation.run_log import Row, RunLog, identity
-from fedjax_lab.simulation.sweep_program import Program, RunGroup
 from fedjax_lab.simulation.sweep_result import Point
 from fedjax_lab.storage.fingerprint import hash_arrays, hash_program
 from fedjax_lab.storage.run_dir import SWEEP, write_json
 from fedjax_lab.types import Params
 
 _GROUP = "group{}"  # folder of a group, by its number
-_OF_RUN = ("run", "diverged")  # entries of a row in a file beside the metrics
 
 
 def sweep_identity(
@@ -102,52 +99,3 @@ class SweepFolder:
         config = {**self._config, "sweep": {**sweep, "group": index}}
         folder = self._path / _GROUP.format(index)
         return RunLog(folder, every=self._every, config=config, processes=Processes())
-
-
-class GroupLog(Stopwatch):
-    """Rows, checkpoints and time of a group of runs; without a folder it keeps only the time.
-
-    Args:
-      log: of the group's folder.
-      program: has started the group's runs; it receives the states of the last checkpoint.
-      first: number of the group's first run.
-
-    Attributes:
-      round: rounds in the last checkpoint.
-      earlier: the rows up to it, as in ``RunGroup``.
-    """
-
-    def __init__(self, log: RunLog, program: Program, first: int):
-        self._log, self._program, self._first = log, program, first
-        self._rows, spent = log.resume(program)
-        super().__init__(spent, program.compile_seconds)
-        self.round = log.saved
-        self.earlier = [
-            (
-                row["run"] - first,
-                bool(row["diverged"]),
-                {name: value for name, value in row.items() if name not in _OF_RUN},
-            )
-            for row in self._rows
-        ]
-
-    def enter(self, rows: Mapping[int, Row], group: RunGroup) -> None:
-        """Append the rows of an evaluation."""
-        self.measure(self._program.compile_seconds)
-        marked = [
-            {"run": self._first + place, "diverged": int(group.diverged[place]), **row}
-            for place, row in rows.items()
-        ]
-        self._rows += marked
-        self._log.rows(marked, self.seconds, self.compile_seconds)
-
-    def checkpoint(self, group: RunGroup, *, last: bool) -> None:
-        """Save the states if a checkpoint is due, or if ``last`` and they are not saved yet.
-
-        The time that it takes is not counted.
-
-        Args:
-          last: whether a longer sweep would resume here.
-        """
-        with self.uncounted():
-            self._log.checkpoint(group.round, self._program, self._rows, last=last)

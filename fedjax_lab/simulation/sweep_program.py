@@ -1,5 +1,6 @@
 """The compiled program of a sweep, and the group of runs that it advances."""
 
+import dataclasses
 import functools
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -11,9 +12,9 @@ import numpy as np
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
 from fedjax_lab import tree
-from fedjax_lab.clients.mapping import ClientMap
 from fedjax_lab.data import FederatedArrays
 from fedjax_lab.machine.device_memory import device_memory
+from fedjax_lab.round import Algorithm
 from fedjax_lab.simulation.computation import Computation
 from fedjax_lab.simulation.debugging import values_are_checked
 from fedjax_lab.simulation.divergence import Watch
@@ -26,6 +27,7 @@ from fedjax_lab.types import FedState, Key, Params, PyTree
 
 # Share of a device's memory for a sweep; the rest is for other data.
 _SHARE_OF_MEMORY = 0.8
+_MARKS = ("run", "diverged")  # entries of a row in a file beside those of ``History``
 
 Started = tuple[Params, Key, Point]  # initial global model, the run's key, hyperparameters
 
@@ -46,11 +48,12 @@ class Program:
     """The compiled programs of a group of runs: their start, a chunk of rounds, the global models.
 
     Args:
-      run_of: makes a run from a point's values as keyword arguments, which are traced scalars.
-      client_map: how the clients of a run are mapped.
-      place: the placement of the runs.
+      run: the computation of one of the runs.
+      build: makes the method of a run from its values, which are traced scalars.
+      clients: the clients' data, which all runs share, as they share frozen weights.
+      of_clients: the placement of the clients of a run.
+      of_runs: the placement of the runs.
       evaluate: as in ``sweep``.
-      data: what all runs share: the clients' data and the frozen weights, or ().
       may_end: whether single runs may end before the others; these are then not computed (with the
         run map ``vmap``, they are computed and not used).
 
@@ -63,16 +66,18 @@ class Program:
 
     def __init__(
         self,
-        run_of: Callable[..., Computation],
-        client_map: ClientMap,
-        place: Placement,
-        evaluate: Callable[[Params], Mapping[str, Any]] | None,
-        data: tuple[FederatedArrays, PyTree],
+        run: Computation,
+        build: Callable[..., Algorithm],
+        clients: FederatedArrays,
+        of_clients: Placement,
+        of_runs: Placement,
+        evaluate: Callable[[Params], Mapping[str, Any]] | None = None,
         may_end: bool = False,
     ):
-        self._run_of, self._client_map = run_of, client_map
-        self._place, self._run_map, self._evaluate = place, place.client_map, evaluate
-        self._data = place.copies(data)
+        self._run_of = lambda point: dataclasses.replace(run, algorithm=build(**point))
+        self._of_clients, self._evaluate = of_clients, evaluate
+        self._place, self._run_map = of_runs, of_runs.client_map
+        self._data = of_runs.copies((clients, jax.tree.map(jnp.asarray, run.frozen)))
         self._resident: PyTree = ()  # arrays that ``evaluate`` reads in addition to the params
         self._score: Callable[[PyTree, Params], PyTree] = lambda resident, params: {}
         self.scores: tuple[str, ...] = ()
@@ -80,12 +85,11 @@ class Program:
         self.compile_seconds = 0.0
         self.size = self.count = 0
         self._may_end = may_end
-        self._active: PyTree = ()  # which runs go on, if single runs may end
 
     def fit(
         self, runs: list[Started], length: int, max_bytes: int | None, size: int | None = None
     ) -> None:
-        """Choose the size of a group by compiling its program, and start the first group.
+        """Choose the size of a group by compiling its program.
 
         The first guess comes from the size of the states, the answer from the memory that the
         compiled program needs.
@@ -99,20 +103,21 @@ class Program:
         one_run = (runs[0][0], runs[0][1], _as_arrays(runs[0][2]))
         state = jax.eval_shape(self._start_one, self._data, one_run, None)[1]
         self.structure = jax.tree.structure(state)
-        self._trace_evaluation(jax.eval_shape(self._run_of(**runs[0][2]).served, state))
+        self._trace_evaluation(jax.eval_shape(self._run_of(runs[0][2]).served, state))
         multiple, num_devices = self._run_map.multiple, max(1, len(self._run_map.devices))
         budget = max_bytes or int(_SHARE_OF_MEMORY * device_memory())
         shared = tree.nbytes((self._data, self._resident))
 
         if size is not None:
             self.size = -(-size // multiple) * multiple
-            return self.start(runs[: self.size])
+            return
 
         def needed_by(capacity):
             self.size = group_size(len(runs), multiple, capacity)
             self._compiled.clear()
             self.start(runs[: self.size])
-            memory = self._chunk(0, length).memory_analysis()
+            arguments = self._arguments(0, np.ones(self.count, bool))
+            memory = self._chunk(length, arguments).memory_analysis()
             if memory is None:  # not every backend reports it
                 return 0
             new = memory.output_size_in_bytes - memory.alias_size_in_bytes
@@ -144,8 +149,6 @@ class Program:
         values = {name: jnp.stack([_as_arrays(p)[name] for p in points]) for name in points[0]}
         items = (tree.stack(list(models)), jnp.stack(keys), values)
         models, *self._runs = self._place.divided(items)
-        if self._may_end:
-            self._active = self._place.divided(jnp.ones(self.size, bool))
         if states is not None:
             return self.restore(states)
         arguments = (self._data, (models, *self._runs))
@@ -179,10 +182,8 @@ class Program:
           (metrics [count, length], scores [count], bool [count]: whether the models are finite).
         """
         self._may_end = self._may_end or not goes_on.all()  # some ended in an earlier call
-        if self._may_end:
-            self._active = self._place.divided(jnp.asarray(goes_on[self._places]))
-        rounds = self._chunk(first, length)
-        arguments = self._arguments(first)
+        arguments = self._arguments(first, goes_on)
+        rounds = self._chunk(length, arguments)
         self._states = None  # donated
         if values_are_checked():
             rounds = jax.jit(functools.partial(self.advance_runs, length))
@@ -200,7 +201,7 @@ class Program:
         state = jax.eval_shape(self._start_one, self._data, (model, key, values), None)[1]
 
         def rounds(state, key, values, clients, frozen, first):
-            run_rounds = build_rounds(self._run_of(**values), Placement(self._client_map))
+            run_rounds = build_rounds(self._run_of(values), self._of_clients)
             return run_rounds(state, clients, key, first, length, frozen)
 
         return jax.jit(rounds).lower(state, key, values, *self._data, jnp.zeros((), jnp.int32))
@@ -212,16 +213,19 @@ class Program:
         models = self._compile("serve", self._serve, (), *arguments)(*arguments)
         return jax.tree.map(lambda leaf: leaf[: self.count], jax.device_get(models))
 
-    def _arguments(self, first):
+    def _arguments(self, first, goes_on):
+        active = ()
+        if self._may_end:
+            active = self._place.divided(jnp.asarray(goes_on[self._places]))
         return (
             self._states,
-            (*self._runs, self._active),
+            (*self._runs, active),
             (*self._data, self._resident, jnp.asarray(first, jnp.int32)),
         )
 
-    def _chunk(self, first, length):
+    def _chunk(self, length, arguments):
         rounds = functools.partial(self.advance_runs, length)
-        return self._compile((length, self._may_end), rounds, (0,), *self._arguments(first))
+        return self._compile((length, self._may_end), rounds, (0,), *arguments)
 
     def _compile(self, name, function, donated, *arguments):
         if name not in self._compiled:
@@ -247,7 +251,7 @@ class Program:
     def _start_one(self, shared, run, _):
         clients, frozen = shared
         params, key, values = run
-        return {}, self._run_of(**values).start(params, clients, key, frozen)
+        return {}, self._run_of(values).start(params, clients, key, frozen)
 
     def advance_runs(self, length: int, states: PyTree, runs: PyTree, shared: PyTree) -> PyTree:
         """Run ``length`` rounds of all runs; this function is compiled.
@@ -262,8 +266,8 @@ class Program:
         def one(shared, run, _):
             clients, frozen, resident, first = shared
             state, (key, values, goes_on) = run
-            run = self._run_of(**values)
-            run_rounds = build_rounds(run, Placement(self._client_map))
+            run = self._run_of(values)
+            run_rounds = build_rounds(run, self._of_clients)
             advance = lambda state: run_rounds(state, clients, key, first, length, frozen)  # noqa: E731
             if self._may_end:
                 shapes = jax.eval_shape(advance, state)[1]
@@ -280,7 +284,7 @@ class Program:
     def _serve(self, states, runs):
         def one(_shared, run, _):
             state, (_, values) = run
-            return {}, self._run_of(**values).served(state)
+            return {}, self._run_of(values).served(state)
 
         return self._map(one, (), (states, runs))
 
@@ -318,11 +322,13 @@ class RunGroup:
       watch: says which of them have diverged; these get no scores.
       round: finished rounds.
       stop_when: as in ``sweep``; it gets the rows of earlier calls first.
-      earlier: (place of a run, whether it had diverged, its row) of earlier calls, in order.
+      first: number of the first run.
+      rows: as of an earlier call.
 
     Attributes:
       histories: of the runs.
       round: finished rounds.
+      rows: all rows as a file has them: with the number of the ``run`` and whether it ``diverged``.
       diverged: bool [runs], which of them diverged.
       is_over: bool [runs], which of them have ended: by ``stop_when``, or, if there is such a
         function, because they diverged.
@@ -334,36 +340,39 @@ class RunGroup:
         watch: Watch,
         round: int = 0,
         stop_when: Callable[[Row], Any] | None = None,
-        earlier: Sequence[tuple[int, bool, Row]] = (),
+        first: int = 0,
+        rows: Sequence[Row] = (),
     ):
-        self.histories, self.round = histories, round
-        self._watch, self._stop_when = watch, stop_when
+        self.histories, self.round, self.rows = histories, round, list(rows)
+        self._watch, self._stop_when, self._first = watch, stop_when, first
         self.diverged, self.is_over = np.zeros((2, len(histories)), bool)
-        for place, has_diverged, row in earlier:
-            self.diverged[place] = has_diverged
-            self._ask({place: row})
+        for marked in rows:
+            place = marked["run"] - first
+            row = {name: value for name, value in marked.items() if name not in _MARKS}
+            self.diverged[place] = marked["diverged"]
+            histories[place].go_on_from([row])
+            self._ask(place)
         for place, history in enumerate(histories):
-            history.go_on_from([row for of, _, row in earlier if of == place])
             if history.rows and history.rows[-1]["round"] < round:
                 self.is_over[place] = True
-        watch.diverged = self.diverged
 
-    def advance(self, program: Program, rounds: int, eval_every: int) -> Iterator[dict[int, Row]]:
-        """Run chunks of rounds; yields after each {place of a run: its row}, without those over.
+    def advance(self, program: Program, rounds: int, eval_every: int) -> Iterator[list[Row]]:
+        """Run chunks of rounds; yields after each the new ``rows``, of the runs that are not over.
 
         ``stop_when`` is called with the rows when the next chunk is asked for.
         """
         while self.round < rounds and not self.is_over.all():
             length = min(eval_every, rounds - self.round)
             metrics, scores, is_finite = program.advance(self.round, length, ~self.is_over)
-            self._watch.look(self.round, metrics, is_finite)
-            self.diverged = self._watch.diverged
+            self.diverged |= self._watch.look(self.round, metrics, is_finite)[1]
             self.round += length
             check_scores("evaluate", scores, self.histories[0].names(metrics))
-            going = [i for i in range(len(self.histories)) if not self.is_over[i]]
-            rows = {place: self._enter(place, metrics, scores) for place in going}
+            going = np.flatnonzero(~self.is_over).tolist()
+            rows = [self._enter(place, metrics, scores) for place in going]
+            self.rows += rows
             yield rows
-            self._ask(rows)
+            for place in going:
+                self._ask(place)
 
     def summary(self, scores: Sequence[str]) -> dict[str, float]:
         """Summarise the last rows for a progress bar: means; of a privacy budget, the largest."""
@@ -376,13 +385,14 @@ class RunGroup:
         of_run, of_model = jax.tree.map(lambda values: values[place], (metrics, scores))
         lost = np.nan if self.diverged[place] else 0.0
         numbers = {name: float(value) + lost for name, value in of_model.items()}
-        return self.histories[place].enter(self.round, of_run, numbers)
+        marks = {"run": self._first + place, "diverged": int(self.diverged[place])}
+        return {**marks, **self.histories[place].enter(self.round, of_run, numbers)}
 
-    def _ask(self, rows: Mapping[int, Row]) -> None:
-        """End the runs of which ``stop_when`` says so, and those that diverged."""
+    def _ask(self, place: int) -> None:
+        """End a run that diverged, or of whose last row ``stop_when`` says so."""
         if self._stop_when is not None:
-            for place, row in rows.items():
-                self.is_over[place] = self.diverged[place] or is_enough(self._stop_when, row)
+            row = self.histories[place].rows[-1]
+            self.is_over[place] = self.diverged[place] or is_enough(self._stop_when, row)
 
 
 def _as_arrays(point: Point) -> dict[str, jax.Array]:

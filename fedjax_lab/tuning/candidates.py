@@ -5,14 +5,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from fedjax_lab.clients.mapping import parse_client_map, single_device_map
 from fedjax_lab.data import FederatedArrays
-from fedjax_lab.data.cohort import Schedule
 from fedjax_lab.machine.keys import seeded
-from fedjax_lab.round import Algorithm
 from fedjax_lab.simulation.computation import Computation
 from fedjax_lab.simulation.divergence import Watch
 from fedjax_lab.simulation.history import History, warn_without_steps
@@ -46,29 +43,31 @@ class Candidate:
 
 
 class Candidates:
-    """Runs of one method, advanced in groups of the size of its compiled program."""
+    """Runs of one method, advanced in groups of the size of its compiled program.
+
+    Args:
+      build: makes the method of a run from its hyperparameters.
+      run: the computation of one of the runs; ``eval_every`` rounds lie between their scores.
+      clients: the clients' data.
+      evaluate: global model -> {"score": ...}.
+      average: number of scores whose mean is a run's score.
+    """
 
     def __init__(
         self,
         build: Build,
-        how: Schedule,
-        evaluate: Callable[[Params], Mapping[str, Any]],
+        run: Computation,
         clients: FederatedArrays,
-        first: Algorithm,
-        common: tuple[Params, Sequence[int], str, int, int],
+        evaluate: Callable[[Params], Mapping[str, Any]],
+        average: int,
     ):
-        self._build = build
-        self._params, self.seeds, self.mode, self._step, self._average = common
-        self.gradients_per_step, self._first = first.gradients_per_step, first
+        self._build, self._run, self._average = build, run, average
+        self.gradients_per_step = run.algorithm.gradients_per_step
         kind = single_device_map()
         many = "shard_map" if jax.device_count() > 1 else kind
-        place = Placement(parse_client_map(many))
-        frozen = jax.tree.map(jnp.asarray, first.frozen)
-        client_map = parse_client_map(kind)
-        data = (clients, frozen)
-        run_of = lambda **point: Computation(build(**point), how)  # noqa: E731
-        self._program = Program(run_of, client_map, place, evaluate, data)
-        self._watch = Watch("a run", "exclude", is_single=False)
+        of_clients, of_runs = (Placement(parse_client_map(name)) for name in (kind, many))
+        self._program = Program(run, build, clients, of_clients, of_runs, evaluate)
+        self._watch = Watch(None, run.on_nonfinite)
         self._one_by_one = kind == "scan"
 
     def accepts(self, point: Point) -> bool:
@@ -88,19 +87,18 @@ class Candidates:
         if not candidates:
             return
         begun = candidates[0].rounds
-        runs = [(self._params, seeded(candidate.seed), candidate.point) for candidate in candidates]
+        params, step = self._run.params, self._run.eval_every
+        runs = [(params, seeded(candidate.seed), candidate.point) for candidate in candidates]
         # On CPU, candidates run one after the other, so a small program is enough for all rungs.
         few = runs[: jax.device_count()] if self._one_by_one else runs
         if not self._program.size or len(few) <= self._program.size // 2:
-            self._program.fit(few, min(self._step, rounds - begun), None)
+            self._program.fit(few, min(step, rounds - begun), None)
         size = self._program.size
         for start in range(0, len(candidates), size):
             group = candidates[start : start + size]
             self._program.start(runs[start : start + size], self._states(group))
-            histories = [History(self._first, self._params) for _ in group]
-            for _ in RunGroup(histories, self._watch, begun).advance(
-                self._program, rounds, self._step
-            ):
+            histories = [History(self._run) for _ in group]
+            for _ in RunGroup(histories, self._watch, begun).advance(self._program, rounds, step):
                 pass
             warn_without_steps(histories)
             after = jax.tree.leaves(self._program.saved())

@@ -25,13 +25,16 @@ class Search:
         candidates: Candidates,
         proposals: Proposals,
         search_log: SearchLog,
-        progress: bool,
         start_points: Sequence[Point] = (),
+        *,
+        seeds: Sequence[int],
+        mode: str,
+        progress: bool = False,
     ):
         self._name, self._space, self._rungs, self._candidates = name, space, rungs, candidates
-        self._start_points = list(start_points)
+        self._start_points, self._seeds = list(start_points), seeds
         self._proposals, self._search_log, self._progress = proposals, search_log, progress
-        self._sign = 1.0 if candidates.mode == "min" else -1.0  # times a score: small is good
+        self._sign = 1.0 if mode == "min" else -1.0  # times a score: small is good
         self._trials: list[Trial] = []
 
     def run(self) -> list[Trial]:
@@ -81,7 +84,7 @@ class Search:
         candidates = stored[len(before) : len(before) + len(points)]
         if candidates:
             return candidates
-        candidates = [Candidate(point, self._candidates.seeds[0]) for point in points]
+        candidates = [Candidate(point, self._seeds[0]) for point in points]
         self._advance(candidates, rounds)
         if len(self._rungs.rounds) > 1:
             best = self._going_on([*before, *candidates], 1)
@@ -131,7 +134,7 @@ class Search:
         for start in range(0, len(candidates), count):
             self._advance(first := candidates[start : start + count], rounds)
             alive = [candidate for candidate in first if np.isfinite(candidate.score)]
-            again = [Candidate(x.point, seed) for seed in self._candidates.seeds[1:] for x in alive]
+            again = [Candidate(x.point, seed) for seed in self._seeds[1:] for x in alive]
             self._advance(again, rounds)
             finished += [*first, *again]
             lost = [candidate.point for candidate in again if not np.isfinite(candidate.score)]

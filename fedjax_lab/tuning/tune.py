@@ -25,6 +25,7 @@ from fedjax_lab.machine.program_cache import keep_by_default
 from fedjax_lab.round import Algorithm, check_algorithm
 from fedjax_lab.simulation.arguments import check_loss, check_simulate
 from fedjax_lab.simulation.client_data import record_times, with_times
+from fedjax_lab.simulation.computation import Computation
 from fedjax_lab.simulation.debugging import debuggable
 from fedjax_lab.simulation.evaluate import build_evaluation
 from fedjax_lab.simulation.stop import check_not_ended
@@ -204,24 +205,15 @@ def tune(
     )
     trials: list[Trial] = []
     step = rungs_of_methods[0].rounds[0]  # chunks of all rungs: one program, but for remainders
-    common = (params, seeds, mode, step, average)
     for (name, build), rungs in zip(methods.items(), rungs_of_methods, strict=True):
+        run = Computation(firsts[name], how, eval_every=step, params=params)
         evaluate = build_evaluation(counts[name], held)
-        candidates = Candidates(build, how, evaluate, timed[name], firsts[name], common)
+        candidates = Candidates(build, run, timed[name], evaluate, average)
         proposals: Proposals = Even(spaces[name], seeds[0])
         if sampler is not None:
             proposals = Sampled(spaces[name], seeds[0], sampler, rungs.points[0])
-        search = Search(
-            name,
-            spaces[name],
-            rungs,
-            candidates,
-            proposals,
-            search_log,
-            progress,
-            starts[name],
-        )
-        trials += search.run()
+        parts = name, spaces[name], rungs, candidates, proposals, search_log, starts[name]
+        trials += Search(*parts, seeds=seeds, mode=mode, progress=progress).run()
     return SearchResult(trials, rounds, mode, spaces)
 
 

@@ -25,6 +25,7 @@ from fedjax_lab import (
 from fedjax_lab.clients.metrics import OF_EVERY_ROUND, OF_SERVER_STEP
 from fedjax_lab.data import Devices
 from fedjax_lab.data.cohort import Schedule
+from fedjax_lab.simulation.computation import Computation
 from fedjax_lab.simulation.history import History
 from fedjax_lab.simulation.loggers import CsvLogger
 from tests.federations import of_sizes
@@ -204,7 +205,8 @@ PLAIN = {name: np.zeros(6) for name in ("bytes_up", "bytes_down")}
 
 
 def row_of(**metrics):
-    return History(FEDAVG, PARAMS).account({**PLAIN, "local_steps": np.full(6, 2.0), **metrics})
+    metrics = {**PLAIN, "local_steps": np.full(6, 2.0), **metrics}
+    return History(Computation(FEDAVG, Schedule(2, 1, 1), params=PARAMS)).account(metrics)
 
 
 def test_who_has_a_value_is_no_matter_of_nan():

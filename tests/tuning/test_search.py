@@ -28,7 +28,7 @@ class FakeCandidates:
 
     def __init__(self, diverges_above=np.inf, late=lambda candidate: False, mode="min"):
         self._late = late
-        self.seeds, self.mode, self.gradients_per_step = [0, 1], mode, 1
+        self.mode, self.gradients_per_step = mode, 1
         self.rounds_run, self._limit = 0, diverges_above
 
     def accepts(self, point):
@@ -57,8 +57,8 @@ def search(folder=None, sampler=None, space=SPACE, plan=PLAN, candidates=None, s
         pytest.importorskip("optuna")
     proposals = Even(space, 0) if sampler is None else Sampled(space, 0, sampler, plan.points[0])
     candidates = candidates or FakeCandidates()
-    parts = (candidates, proposals, SearchLog(folder, {}), False, start_points)
-    return Search("m", space, plan, *parts)
+    parts = (candidates, proposals, SearchLog(folder, {}), start_points)
+    return Search("m", space, plan, *parts, seeds=[0, 1], mode=candidates.mode)
 
 
 def points_of(trials, rounds=PLAN.rounds[0]):
@@ -295,9 +295,9 @@ def test_only_states_that_can_continue_are_stored(tmp_path):
             raise KeyboardInterrupt
 
     candidates = FakeCandidates()
-    proposals = Even(SPACE, 0)
+    parts = (candidates, Even(SPACE, 0), Stopping(tmp_path, {}))
     with pytest.raises(KeyboardInterrupt):
-        Search("m", SPACE, PLAN, candidates, proposals, Stopping(tmp_path, {}), False).run()
+        Search("m", SPACE, PLAN, *parts, seeds=[0, 1], mode="min").run()
     stored = json.loads((tmp_path / "trials.json").read_text())["methods"]["m"]
     scores = [candidate["score"] for candidate in stored["lanes"]]
     assert len(scores) == 18
