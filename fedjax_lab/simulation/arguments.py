@@ -18,7 +18,8 @@ from fedjax_lab.machine.keys import seeded
 from fedjax_lab.machine.target import tracing_with
 from fedjax_lab.machine.trace_once import used_inputs
 from fedjax_lab.models.label_checks import check_labels
-from fedjax_lab.round import Algorithm, check_algorithm
+from fedjax_lab.round import check_algorithm
+from fedjax_lab.simulation.computation import Computation
 from fedjax_lab.storage.run_dir import CLIENTS
 from fedjax_lab.storage.run_path import check_run_dir
 from fedjax_lab.types import Params, PyTree
@@ -214,12 +215,7 @@ def check_labels_of(
     return any(used_inputs(traced)[first : first + number])
 
 
-def check_loss(
-    algorithm: Algorithm,
-    params: Params,
-    clients: FederatedArrays | FederatedStream,
-    batch_size: int,
-) -> None:
+def check_loss(run: Computation, clients: FederatedArrays | FederatedStream) -> None:
     """Check a method's loss, if it is known: the labels of all clients, and that it uses params.
 
     Only the targets of a stream are read. A loss that does not use its params is warned of. What it
@@ -228,6 +224,7 @@ def check_loss(
     Raises:
       ValueError: a label is out of range.
     """
+    algorithm, batch_size = run.algorithm, run.schedule.batch_size
     loss_fn: Any = algorithm.loss_fn
     if loss_fn is None:
         return
@@ -242,12 +239,12 @@ def check_loss(
 
     of_client = jax.tree.map(lambda table: jnp.zeros(table.shape[1:], table.dtype), index.constants)
 
-    def run(params, batch, frozen):
+    def losses(params, batch, frozen):
         own = with_constants(with_frozen_weights(loss_fn, frozen), of_client)
         return apply_loss(own, params, batch, seeded(0))
 
     held = np.asarray(clients.indices)
-    if not check_labels_of(run, params, algorithm.frozen, examples, batch_size, held, False):
+    if not check_labels_of(losses, run.params, run.frozen, examples, batch_size, held, False):
         warn(
             f"the losses of {algorithm.name} do not depend on its params, which no step can "
             "improve: loss_fn(params, examples, key) has to use the params that it is given. Does "

@@ -56,7 +56,9 @@ class ChunkPlanner:
         self.compile_seconds = 0.0
 
     def choose_map(self, length: int) -> planner.MapChoice:
-        """Resolve "auto" for chunks of a given number of rounds."""
+        """Resolve "auto" for chunks of a given number of rounds; other client maps stay."""
+        if not self._place.client_map.is_planned:
+            return planner.MapChoice(self._place.client_map.name, "as given")
         target = here() if self._target is None else self._target
 
         def needs(client_map):
@@ -120,11 +122,11 @@ class ChunkPlanner:
     def _resolved(self, client_map: str) -> Placement:
         """Return the placement under a client map, with the table on the devices."""
         place = self._place.with_map(client_map)
-        shard = place.table_shares(self._clients.num_clients) > 1
+        shard = place.divides_table(self._clients.num_clients)
         params = jax.eval_shape(self._run.served, self._state)
         return place.resolved("sharded" if shard else "device", params, self._state.frozen)
 
-    def choose(self, how: str, length: int, progress: bool) -> tuple[str, dict[int, Any]]:
+    def choose(self, length: int, progress: bool) -> tuple[str, dict[int, Any]]:
         """Choose (the client map, its compiled programs by length) for this machine."""
         processes = self._place.processes
         if processes.is_multiprocess:  # of which one may have a stored answer, and another may not
@@ -132,7 +134,7 @@ class ChunkPlanner:
             choice = planner.MapChoice("shard_map", reason)
         else:
             choice = self.choose_map(length)
-        if how == "measure":
+        if self._place.client_map.name == "measure":
             choice = self._measured(choice)
         if progress:
             print(
@@ -223,7 +225,7 @@ def choose_placement(
             state = state._replace(clients=tree.with_rows(state.clients, 1))
         planner = ChunkPlanner(run, asked, state._replace(frozen=run.frozen), client_data.clients)
         length = min(client_data.longest, run.rounds)
-        name, programs = planner.choose(asked.client_map.name, length, progress)
+        name, programs = planner.choose(length, progress)
         asked = asked.with_map(name)
         programs = {} if on_host else programs
         seconds = planner.compile_seconds

@@ -20,7 +20,6 @@ from fedjax_lab.data.client_sampling import check_cohorts
 from fedjax_lab.data.cohort import Schedule
 from fedjax_lab.data.streams import replace_index
 from fedjax_lab.machine.keys import seeded
-from fedjax_lab.round import Algorithm
 from fedjax_lab.simulation.arguments import (
     check_loss,
     nonfinite_data,
@@ -31,7 +30,7 @@ from fedjax_lab.simulation.computation import Computation
 from fedjax_lab.simulation.placement import Placement
 from fedjax_lab.simulation.processes import Processes
 from fedjax_lab.storage.fingerprint import hash_arrays
-from fedjax_lab.types import CohortBatch, Metrics, Params
+from fedjax_lab.types import CohortBatch, Metrics
 
 
 class ClientData:
@@ -87,7 +86,7 @@ class ClientData:
 
     def _check_model(self, run: Computation, clients: FederatedArrays | FederatedStream) -> None:
         warn_of_statistics(run.params)
-        check_loss(run.algorithm, run.params, clients, run.schedule.batch_size)
+        check_loss(run, clients)
 
     def record(self) -> dict[str, Any]:
         """Return the entries of config.json."""
@@ -146,11 +145,15 @@ class StreamedClientData(ClientData):
         self._next: tuple[tuple[int, int], jax.Array] | None = None  # drawn, not yet fetched
         self._ahead: tuple[tuple[int, int], Future] | None = None
         self._last: Metrics = {}
-        self._broken: str | None = None  # examples that are not finite, to be told of once
-        self._warned = False
+        self._broken: str | None = None  # examples that are not finite; "" when it has been told
         self.index = stream.index
-        self.clients = self._fetch(self._drawn(0, min(self.longest, run.rounds)), {})
-        self._first: FederatedArrays | None = self.clients
+        self._begin(self._fetch(self._drawn(0, min(self.longest, run.rounds)), {}))
+
+    def _begin(self, clients: FederatedArrays) -> None:
+        """Keep the data of the first rounds, which are there before the placement is chosen."""
+        fetched: Future = Future()
+        fetched.set_result(clients)
+        self.clients, self._ahead = clients, ((0, min(self.longest, self._rounds)), fetched)
 
     def _told(self) -> str:
         stream, size = self._stream, self._stream.window_bytes(self.count)
@@ -165,7 +168,7 @@ class StreamedClientData(ClientData):
     def place(self, place: Placement) -> None:
         """See ``ClientData``."""
         self.index = place.clients(self.index)
-        self.clients = self._first = place.clients(self.clients)
+        self._begin(place.clients(self.clients))
 
     def take(self, first: int, length: int) -> FederatedArrays:
         """See ``ClientData``.
@@ -173,17 +176,15 @@ class StreamedClientData(ClientData):
         Args:
           length: rounds, at most ``longest``.
         """
-        if self._first is not None and first == 0 and length == min(self.longest, self._rounds):
-            clients = self._first
-        elif self._ahead is not None and self._ahead[0] == (first, length):
+        if self._ahead is not None and self._ahead[0] == (first, length):
             clients = self._ahead[1].result()
         else:
             self._forget()
             clients = self._fetch(self._drawn(first, length), self._last)
-        self._first = self._ahead = self._next = None
-        if self._broken is not None and not self._warned:
-            self._warned = True
+        self._ahead = self._next = None
+        if self._broken:
             warn(self._broken)
+            self._broken = ""
         self.clients = dataclasses.replace(
             clients, examples=_shapes(clients.examples), window=_shapes(clients.window)
         )
@@ -224,7 +225,7 @@ class StreamedClientData(ClientData):
         """Drop examples that were fetched but are not needed."""
         if self._ahead is not None and not self._ahead[1].cancel():
             self._ahead[1].exception()
-        self._ahead = self._first = None
+        self._ahead = None
 
     def _drawn(self, first: int, length: int) -> jax.Array:
         # On one device, whatever the client map is: the program is there before the map is known.
@@ -328,17 +329,14 @@ def _shapes(tree: Any) -> Any:
     )
 
 
-def with_times(
-    clients: Any, times: ClientTimes | None, algorithm: Algorithm, params: Params
-) -> Any:
+def with_times(run: Computation, clients: Any, times: ClientTimes | None) -> Any:
     """Attach ``times`` to the clients, with the sizes of the method's messages.
 
     Args:
+      run: the computation, whose method determines the bytes that a client sends and receives, and
+        the gradients of a local step; its params may be shapes.
       clients: the clients' data, on the device or a stream.
       times: as in ``simulate``; None leaves the clients unchanged.
-      algorithm: the method, which determines the bytes that a client sends and receives, and the
-        gradients of a local step.
-      params: the global model, or its shapes.
 
     Raises:
       TypeError: ``times`` is no ``ClientTimes``.
@@ -349,6 +347,7 @@ def with_times(
         return clients
     if not isinstance(times, ClientTimes):
         raise TypeError(f"times is {type(times).__name__}; it must be a data.ClientTimes.")
+    algorithm = run.algorithm
     waits = times.over_selection > 1 or times.deadline is not None
     if waits and "buffered" in algorithm.wrappers:
         raise ValueError(
@@ -356,7 +355,7 @@ def with_times(
             f"{algorithm.name} is asynchronous and has no cohort to wait for: omit both."
         )
     count = clients.num_clients
-    up, down = algorithm.traffic(params).of_clients(count)
+    up, down = algorithm.traffic(run.params).of_clients(count)
     resolved = times.resolve(count, up, down, algorithm.gradients_per_step)
     return replace_index(clients, times=resolved)
 

@@ -64,7 +64,11 @@ class Watch:
         Raises:
           RuntimeError: a Poisson cohort had more clients than slots.
         """
-        check_overflow(metrics.get("overflow", False))
+        if np.any(metrics.get("overflow", False)):
+            raise RuntimeError(
+                "a Poisson cohort has more clients than slots, which has a probability of 1e-9 in "
+                "a round; choose another seed."
+            )
         left, excluded = finite_and_other_clients(metrics)
         length = left.shape[-1]
         if self._stop_at_once and excluded.any() and self._is_single:
@@ -117,19 +121,3 @@ class Watch:
                 f"above {LARGEST_RESIDUAL:g}: its quadratic programs were not solved, and their "
                 "results are no projections; reports mark the run."
             )
-
-
-def check_overflow(overflow: Any) -> None:
-    """Check that all Poisson cohorts fitted into their slots.
-
-    Args:
-      overflow: bool [...], which did not.
-
-    Raises:
-      RuntimeError: one did not.
-    """
-    if np.any(overflow):
-        raise RuntimeError(
-            "a Poisson cohort has more clients than slots, which has a probability of 1e-9 in a "
-            "round; choose another seed."
-        )

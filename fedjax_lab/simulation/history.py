@@ -12,7 +12,6 @@ from fedjax_lab.checks import warn
 from fedjax_lab.clients.metrics import OF_EVERY_ROUND, OF_SERVER_STEP, PER_CLIENT
 from fedjax_lab.simulation.computation import Computation
 from fedjax_lab.simulation.divergence import (
-    check_overflow,
     finite_and_other_clients,
     lost_rounds,
 )
@@ -119,7 +118,6 @@ class History:
           metrics: of the rounds, stacked [rounds].
 
         Raises:
-          RuntimeError: a Poisson cohort had more clients than slots.
           ValueError: there are numbers of each client.
         """
         if any(name.startswith(PER_CLIENT) for name in metrics):
@@ -134,7 +132,6 @@ class History:
                     f"{name} is {metrics[name].min():.3g} in some round: with a schedule below 0, "
                     "steps go uphill."
                 )
-        check_overflow(metrics.pop("overflow", False))
         finite, others = finite_and_other_clients(metrics)
         lost = lost_rounds(metrics)
         bytes_up, bytes_down = self._traffic.of_rounds(metrics)
@@ -142,8 +139,8 @@ class History:
         self._totals["bytes_down"] += bytes_down
         participants, steps = metrics.pop("participants"), metrics.pop("local_steps")
         self._totals["gradients"] += round((participants * steps).sum()) * self._gradients_per_step
-        counted = ("bytes_up", "bytes_down", "message_parts", "nonfinite_clients", "finite_clients")
-        for name in counted:
+        counted = "bytes_up", "bytes_down", "message_parts", "nonfinite_clients", "finite_clients"
+        for name in (*counted, "overflow"):  # which ``Watch`` has checked
             metrics.pop(name, None)
         if "nonfinite_clients" in self._totals:
             self._totals["nonfinite_clients"] += round(others.sum())
@@ -243,11 +240,6 @@ class RunProgress(Stopwatch):
             self.round = row["round"]
         if self.round >= run.rounds:
             self.compile_seconds = spent[1]
-
-    @property
-    def is_last(self) -> bool:
-        """True if no whole chunk is left, so that a longer run would resume here."""
-        return self.round + self.run.eval_every > self.run.rounds
 
     def goes_on(self, processes: Processes, interrupted: bool) -> bool:
         """Return whether to run another chunk; the same in all processes.

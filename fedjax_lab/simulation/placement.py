@@ -125,8 +125,12 @@ class Placement:
                 "clients; it requires shard_map, and a number of devices that divides the number "
                 "of clients."
             )
-        shard = can_shard and client_map.shares > 1 and self.client_store != "device"
-        return "sharded" if shard else "device"
+        return "sharded" if self.divides_table(num_clients) else "device"
+
+    def divides_table(self, num_clients: int) -> bool:
+        """Return True if devices will divide the table of client state."""
+        client_map, asked = self.client_map, self.client_store in ("auto", "sharded")
+        return asked and client_map.divides_rows and num_clients % client_map.shares == 0
 
     def check_memory(self, shapes: FedState, name: str) -> None:
         """Check that a state fits on the devices.
@@ -157,13 +161,6 @@ class Placement:
         table = tree.nbytes(shapes.clients)
         too_large = table > _HALF * device_memory() * jax.device_count()
         return table > 0 and (self.is_on_host or (self.client_store == "auto" and too_large))
-
-    def table_shares(self, num_clients: int) -> int:
-        """Return the number of devices that will divide the table of client state."""
-        shares = self.client_map.shares if self.client_map.divides_rows else 1
-        if self.client_store not in ("auto", "sharded"):
-            return 1
-        return 1 if num_clients % shares else shares
 
     def record(self) -> dict[str, Any]:
         """Return the entries of config.json."""

@@ -129,13 +129,11 @@ def plan(
         note = str(error)
     place = Placement.of(client_map, client_store, params_sharding, machine, Processes())
     how, clients = Schedule.of("plan", schedule).bind(clients)
-    clients = with_times(clients, times, algorithm, params)
-    clients = without_examples(clients, how, 1)
     run = Computation(algorithm, how, on_nonfinite, key=seeded(0), params=params, lowering=lowering)
+    clients = without_examples(with_times(run, clients, times), how, 1)
     state = run.shapes(clients)._replace(frozen=run.frozen)
     planner = ChunkPlanner(run, place, state, clients)
-    is_given = not place.client_map.is_planned
-    chosen = MapChoice(place.client_map.name, "as given") if is_given else planner.choose_map(1)
+    chosen = planner.choose_map(1)
     found = None
     many = at_once(chosen.client_map, how.slots(clients), machine)
     on_one = "vmap" if many > 1 else "scan"  # a machine without devices cannot share a cohort

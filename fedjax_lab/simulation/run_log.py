@@ -215,6 +215,7 @@ class RunLog:
         scored: bool = False,
     ):
         self._every, self._processes, self._scored = every, processes, scored
+        self._config = config
         self._keeps = run_dir is not None
         self.saved, self.spent, self.unscored = 0, (0.0, 0.0), False
         self._path = Path(run_dir) if run_dir is not None and processes.is_first else None
@@ -353,16 +354,20 @@ class RunLog:
             with disk_full_in_one_line(self._path):
                 self._clients.append(row)
 
-    def checkpoint(self, round: int, chunks: Saved, history: list[Row], *, last: bool) -> None:
-        """Save the state if a checkpoint is due, or if ``last`` and it is not saved yet.
+    def checkpoint(
+        self, round: int, chunks: Saved, history: list[Row], *, ends: bool = False
+    ) -> None:
+        """Save the state if a checkpoint is due; all processes call it.
 
-        All processes call it.
+        It is also due if a longer run would resume here: where no whole chunk is left.
 
         Args:
-          last: whether the run ends here, so that a longer run would resume here.
+          ends: whether the run ends here, whatever rounds are left.
         """
-        due = round > self.saved if last else round - self.saved >= self._every
-        if self._keeps and due:
+        if not self._keeps:
+            return
+        last = ends or round + self._config["eval_every"] > self._config["rounds"]
+        if round > self.saved if last else round - self.saved >= self._every:
             state, params = chunks.saved(), chunks.params
             self._processes.together(lambda: self._save(round, state, params, history))
             self.saved = round

@@ -5,8 +5,8 @@ gives the same bits, whether or not the run was interrupted. Other client maps a
 agree up to rounding.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -190,11 +190,11 @@ def simulate(
     batches, clients = given.bind(clients)
     state = None if state is None else with_all_rows(state)
     model = processes.local(params) if state is None else params_of(algorithm, state)
-    clients = with_times(clients, times, algorithm, model)
     key = key_of(seed, state)
     run = Computation(
         algorithm, batches, on_nonfinite, rounds, eval_every, key, model, lowering=lowering
     )
+    clients = with_times(run, clients, times)
     if state is not None:
         state = processes.gathered(state, everywhere=True)
         run = run.going_on_from(state, without_examples(clients, batches, eval_every))
@@ -217,7 +217,13 @@ def simulate(
     )
     bar, profile = Progress(algorithm.name, rounds, progress), Profile(profile_dir)
     watch, updates = Watch(algorithm.name, on_nonfinite), ClientUpdates(run_dir, processes)
-    with _running(processes, run_log, bar, client_data) as stop:
+    with (
+        processes.reporting_losses(),
+        closing(run_log),
+        closing(bar),
+        closing(client_data),
+        stop_on_signal() as stop,
+    ):
         rows, before = run_log.resume(chunks)
         history = History(run, guarantees)
         history.go_on_from(rows)
@@ -245,13 +251,12 @@ def simulate(
             run_log.rows([row], run_progress.seconds, run_progress.compile_seconds)
             bar.update(row["round"], {name: row[name] for name in (*shown, *values)})
             if not run_progress.diverged:
-                last = run_progress.is_last
                 with run_progress.uncounted():
-                    run_log.checkpoint(run_progress.round, chunks, history.rows, last=last)
+                    run_log.checkpoint(run_progress.round, chunks, history.rows)
             run_progress.tell(row)
             run_log.client_row(scores.of_clients(chunks, run_progress))
         if not run_progress.diverged:
-            run_log.checkpoint(run_progress.round, chunks, history.rows, last=True)
+            run_log.checkpoint(run_progress.round, chunks, history.rows, ends=True)
         processes.together(lambda: run_log.summarise(**run_progress.summary()))
         if run_progress.stopped is None:
             warn_without_steps([history])
@@ -266,12 +271,3 @@ def simulate(
         run_progress.stopped,
         stop.signal if run_progress.stopped == "interrupt" else None,
     )
-
-
-@contextmanager
-def _running(processes: Processes, *resources: Any) -> Iterator[Any]:
-    """Listen for signals, report processes that are lost, and close resources at the end."""
-    with processes.reporting_losses(), ExitStack() as stack, stop_on_signal() as stop:
-        for resource in resources:
-            stack.callback(resource.close)
-        yield stop

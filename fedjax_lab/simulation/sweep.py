@@ -45,7 +45,6 @@ from fedjax_lab.round import Algorithm
 from fedjax_lab.simulation.arguments import (
     check_functions,
     check_lengths,
-    check_loss,
     check_simulate,
 )
 from fedjax_lab.simulation.client_data import client_data_of, with_times
@@ -56,7 +55,7 @@ from fedjax_lab.simulation.history import History, Stopwatch, warn_without_steps
 from fedjax_lab.simulation.loggers import Progress
 from fedjax_lab.simulation.placement import Placement
 from fedjax_lab.simulation.processes import Processes
-from fedjax_lab.simulation.run_log import Row
+from fedjax_lab.simulation.run_log import Row, identity
 from fedjax_lab.simulation.stop import check_not_ended, end_later_runs, stop_on_signal
 from fedjax_lab.simulation.sweep_log import SweepFolder, sweep_identity
 from fedjax_lab.simulation.sweep_program import Program, RunGroup
@@ -174,9 +173,9 @@ def sweep(
     starts = [(model, key, p) for p in points for model, key in zip(models, keys, strict=True)]
     of_clients = Placement(_resolve_client_map(client_map))
     of_runs = Placement(_resolve_run_map(run_map, len(starts)))
-    clients = with_times(clients, times, first.algorithm, first.params)
+    clients = with_times(first, clients, times)
     client_data = client_data_of(first, clients, Processes())
-    check_loss(first.algorithm, first.params, client_data.clients, batches.batch_size)
+    client_data.check(first)
     histories = []
     for algorithm in algorithms:
         run = dataclasses.replace(first, algorithm=algorithm)
@@ -185,15 +184,14 @@ def sweep(
         histories += [History(run, guarantees) for _ in seeds]
     ends, data = stop_when is not None, client_data.clients
     program = Program(first, build, data, of_clients, of_runs, evaluate, may_end=ends)
-    identity: Row = {}
+    config: Row = {}
     if run_dir is not None:
+        functions = {"evaluate": evaluate}
+        one = identity(first, client_data, of_clients, functions, seeds[0], {}, True, given)
         asked = {"run_map": run_map, "client_map": client_map}
         lowered = program.lower_one(starts[0], eval_every)  # whatever rounds there are
-        swept = points, seeds, models
-        identity = sweep_identity(
-            first, client_data, of_runs, of_clients, asked, evaluate, swept, lowered, given
-        )
-    folder = SweepFolder(run_dir, checkpoint_every, identity)
+        config = sweep_identity(one, of_runs, asked, points, seeds, models, lowered)
+    folder = SweepFolder(run_dir, checkpoint_every, config)
     program.fit(starts, first.chunk_length(0), max_bytes, folder.runs_at_once)
     runs = range(len(starts))
     groups = [runs[i : i + program.size] for i in range(0, len(runs), program.size)]
@@ -217,12 +215,11 @@ def sweep(
                     clock.measure(program.compile_seconds)
                     log.rows(rows, clock.seconds, clock.compile_seconds)
                     with clock.uncounted():
-                        last = group.round + eval_every > rounds
-                        log.checkpoint(group.round, program, group.rows, last=last)
+                        log.checkpoint(group.round, program, group.rows)
                     bar.update(index * rounds + group.round, group.summary(program.scores))
                     if stop.is_set():
                         break
-                log.checkpoint(group.round, program, group.rows, last=True)
+                log.checkpoint(group.round, program, group.rows, ends=True)
             done.append((group, program.params, clock))
     if stop.is_set():
         end_later_runs(stop.signal, this_call)

@@ -1,18 +1,14 @@
 """The directory of a sweep: a folder with rows and checkpoints for each group of runs."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import jax
 
-from fedjax_lab.data.cohort import Schedule
 from fedjax_lab.machine.json_file import read_json
-from fedjax_lab.simulation.client_data import ClientData
-from fedjax_lab.simulation.computation import Computation
 from fedjax_lab.simulation.placement import Placement
 from fedjax_lab.simulation.processes import Processes
-from fedjax_lab.simulation.run_log import Row, RunLog, identity
+from fedjax_lab.simulation.run_log import Row, RunLog
 from fedjax_lab.simulation.sweep_result import Point
 from fedjax_lab.storage.fingerprint import hash_arrays, hash_program
 from fedjax_lab.storage.run_dir import SWEEP, write_json
@@ -22,21 +18,23 @@ _GROUP = "group{}"  # folder of a group, by its number
 
 
 def sweep_identity(
-    run: Computation,
-    client_data: ClientData,
+    one: Row,
     of_runs: Placement,
-    of_clients: Placement,
     asked: Mapping[str, str],
-    evaluate: Callable[..., Any] | None,
-    swept: tuple[Sequence[Point], Sequence[int], Sequence[Params]],
+    points: Sequence[Point],
+    seeds: Sequence[int],
+    models: Sequence[Params],
     program: jax.stages.Lowered,
-    given: Schedule,
 ) -> Row:
-    """Return the identity of a sweep, by name and by content: entries of config.json."""
-    points, seeds, models = swept
-    entries = identity(
-        run, client_data, of_clients, {"evaluate": evaluate}, seeds[0], {}, True, given
-    )
+    """Return the identity of a sweep, by name and by content: entries of config.json.
+
+    Args:
+      one: identity of the first run.
+      asked: the maps, by the names of ``sweep``'s arguments.
+      models: initial global model of each seed.
+      program: the rounds of a run.
+    """
+    entries = dict(one)
     del entries["seed"]
     fixed = entries["hyperparameters"].items()
     return {

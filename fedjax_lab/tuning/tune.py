@@ -56,7 +56,6 @@ from fedjax_lab.tuning.space import (
     read_start_points,
 )
 from fedjax_lab.types import Params, PyTree
-from fedjax_lab.wrappers.ledger import guarantees
 
 
 @scheduled
@@ -189,10 +188,18 @@ def tune(
     counts = _counts(firsts, score, params, held.examples)
     if how.sample_cohort is not None:
         check_cohorts(how.sample_cohort, train, seeded(seeds[0]), how.cohort_size, rounds)
-    timed = {name: with_times(train, times, first, params) for name, first in firsts.items()}
-    for name, first in firsts.items():
-        guarantees(first, how, timed[name])  # what no run could account for is refused
-        check_loss(first, params, timed[name], how.batch_size)
+    rungs_of_methods = equal_budgets(
+        [a.gradients_per_step for a in firsts.values()], rounds, budget, finalists, len(seeds)
+    )
+    step = rungs_of_methods[0].rounds[0]  # chunks of all rungs: one program, but for remainders
+    runs = {
+        name: Computation(first, how, eval_every=step, params=params)
+        for name, first in firsts.items()
+    }
+    timed = {name: with_times(run, train, times) for name, run in runs.items()}
+    for name, run in runs.items():
+        run.guarantees(timed[name])  # what no run could account for is refused
+        check_loss(run, timed[name])
     settings = _settings(spaces, firsts, params, (train, held), how, seeds, score)
     if times is not None:
         settings["times"] = {name: record_times(clients) for name, clients in timed.items()}
@@ -200,15 +207,10 @@ def tune(
     settings |= {"average": average, "sampler": _sampler_record(sampler)}
     settings |= {"start_points": starts} if start_points else {}
     search_log = SearchLog(run_dir, settings)
-    rungs_of_methods = equal_budgets(
-        [a.gradients_per_step for a in firsts.values()], rounds, budget, finalists, len(seeds)
-    )
     trials: list[Trial] = []
-    step = rungs_of_methods[0].rounds[0]  # chunks of all rungs: one program, but for remainders
     for (name, build), rungs in zip(methods.items(), rungs_of_methods, strict=True):
-        run = Computation(firsts[name], how, eval_every=step, params=params)
         evaluate = build_evaluation(counts[name], held)
-        candidates = Candidates(build, run, timed[name], evaluate, average)
+        candidates = Candidates(build, runs[name], timed[name], evaluate, average)
         proposals: Proposals = Even(spaces[name], seeds[0])
         if sampler is not None:
             proposals = Sampled(spaces[name], seeds[0], sampler, rungs.points[0])

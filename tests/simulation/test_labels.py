@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 
 from fedjax_lab import algorithms, data, models, simulate, sweep, with_frozen
+from fedjax_lab.data.cohort import Schedule
 from fedjax_lab.models.losses import cross_entropy
 from fedjax_lab.simulation.arguments import check_loss
+from fedjax_lab.simulation.computation import Computation
 from fedjax_lab.simulation.evaluate import build_client_evaluation
 from fedjax_lab.simulation.evaluate_personal import build_personal_evaluation, client_models
 from tests.tiers import few
@@ -82,7 +84,8 @@ def test_the_check_of_labels_as_they_are_compiles_nothing():
     on_device = clients()
     jax.monitoring.register_event_duration_secs_listener(listen)
     try:
-        check_loss(METHODS["plain"], PARAMS, on_device, batch_size=4)
+        run = Computation(METHODS["plain"], Schedule(2, 4, 1), params=PARAMS)
+        check_loss(run, on_device)
         assert not any(compiled)
         jax.jit(lambda x: x + 1)(0)
         assert any(compiled)

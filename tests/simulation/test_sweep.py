@@ -322,7 +322,8 @@ def test_a_run_that_diverges_has_no_score():
 def test_a_client_that_is_not_finite(on_nonfinite, is_lost):
     options = {"points": {"client_lr": [0.1]}, "seeds": (5,), "on_nonfinite": on_nonfinite}
     clients = spoilt_clients(0, 1, 2, 3)  # of six, of whom three take part
-    result = run(clients=clients, evaluate=scored, **options)
+    with pytest.warns(UserWarning, match="33 examples of the clients 0, 1, 2, 3 have values"):
+        result = run(clients=clients, evaluate=scored, **options)
     assert result.diverged.item() is is_lost
     assert np.isnan(result.history["size"][0, 0, -1]) == is_lost
     assert ("nonfinite_clients" in result.history) == (on_nonfinite != "keep")

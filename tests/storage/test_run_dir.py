@@ -17,7 +17,7 @@ import numpy as np
 import optax
 import pytest
 
-from fedjax_lab import algorithms, data
+from fedjax_lab import algorithms, data, sweep
 from fedjax_lab.simulation import run_log
 from fedjax_lab.simulation.chunk_planner import ChunkPlanner
 from fedjax_lab.simulation.evaluate import build_client_evaluation, build_evaluation
@@ -535,10 +535,14 @@ def test_clients_with_broken_data_are_named():
     x = np.ones((2 * N, 4), np.float32)
     x[3, 1], x[8, 0] = np.nan, np.inf
     clients = of_sizes([2] * N, x)
-    with pytest.warns(UserWarning, match="2 examples of the clients 1, 4 have values"):
-        test_run.simulate(
-            FEDAVG, first_params(), clients, rounds=1, cohort_size=2, batch_size=2, local_steps=1
-        )
+    options = {"rounds": 1, "cohort_size": 2, "batch_size": 2, "local_steps": 1}
+    told = "2 examples of the clients 1, 4 have values"
+    with pytest.warns(UserWarning, match=told):
+        test_run.simulate(FEDAVG, first_params(), clients, **options)
+    build = functools.partial(algorithms.fedavg, test_run.loss_fn)
+    points = {"client_lr": [0.1]}
+    with pytest.warns(UserWarning, match=told):
+        sweep(build, first_params(), clients, points=points, seeds=(0,), **options)
 
 
 SCRIPT = """
