@@ -1,9 +1,7 @@
 """The history of a run: rows, totals, seconds, divergence and the reason why it stopped."""
 
 import math
-import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,7 +15,7 @@ from fedjax_lab.simulation.divergence import (
 )
 from fedjax_lab.simulation.loggers import Hooks
 from fedjax_lab.simulation.processes import Processes
-from fedjax_lab.simulation.run_log import Row
+from fedjax_lab.simulation.run_log import Row, Stopwatch
 from fedjax_lab.types import FedState, Metrics, Params
 
 _TIME = "simulated_seconds"  # a total, where rounds say how long they take
@@ -172,50 +170,18 @@ def warn_without_steps(histories: Sequence[History]) -> None:
         warn(f"no client took a local step {where}; the model is the initial one.")
 
 
-class Stopwatch:
-    """Time spent in all calls: in rounds and evaluation, and compiling.
-
-    Args:
-      spent: (seconds, compile_seconds) of earlier calls.
-      compiled: seconds spent compiling in this call so far.
-
-    Attributes:
-      seconds: time spent in rounds and evaluation, without compilation.
-      compile_seconds: time spent compiling.
-    """
-
-    def __init__(self, spent: tuple[float, float], compiled: float):
-        self.seconds, self._compiled_before = spent
-        self._began = time.perf_counter() - self.seconds - compiled
-        self.compile_seconds = self._compiled_before + compiled
-
-    def measure(self, compiled: float) -> None:
-        """Set both times."""
-        self.compile_seconds = self._compiled_before + compiled
-        self.seconds = time.perf_counter() - self._began - compiled
-
-    @contextmanager
-    def uncounted(self) -> Iterator[None]:
-        """Do not count the time that is spent inside."""
-        began = time.perf_counter()
-        yield
-        self._began += time.perf_counter() - began
-
-
-class RunProgress(Stopwatch):
-    """A run's history, its time, and the reason why it ends.
+class RunProgress:
+    """A run's history, and the reason why it ends.
 
     Args:
       run: the computation.
       history: the rows of earlier calls.
       hooks: functions that receive each row, beginning with those of earlier calls.
       stop_when: as in ``simulate``.
-      spent: (seconds, compile_seconds) of earlier calls.
-      compile_seconds: time spent compiling in this call so far.
+      clock: the run's time, in which the hooks' time is not counted.
 
     Attributes:
-      run: as given.
-      history: the rows.
+      run, history, clock: as given.
       round: finished rounds.
       enough: whether ``stop_when`` ended the run.
       diverged: whether the run diverged; set by the loop.
@@ -227,19 +193,15 @@ class RunProgress(Stopwatch):
         history: History,
         hooks: Hooks,
         stop_when: Callable[[Row], Any] | None,
-        spent: tuple[float, float],
-        compile_seconds: float,
+        clock: Stopwatch,
     ):
-        super().__init__(spent, compile_seconds)
-        self.run, self.history = run, history
+        self.run, self.history, self.clock = run, history, clock
         self._hooks, self._stop_when = hooks, stop_when
         self.round, self.enough, self.diverged = 0, False, False
         for row in history.rows:
             self._hooks(row)
             self.enough = is_enough(stop_when, row)
             self.round = row["round"]
-        if self.round >= run.rounds:
-            self.compile_seconds = spent[1]
 
     def goes_on(self, processes: Processes, interrupted: bool) -> bool:
         """Return whether to run another chunk; the same in all processes.
@@ -252,24 +214,23 @@ class RunProgress(Stopwatch):
         interrupted, self.enough = processes.any_of(interrupted, self.enough)
         return not (interrupted or self.diverged or self.enough)
 
-    def enter(self, metrics: Metrics, scores: Row, compile_seconds: float) -> Row:
+    def enter(self, metrics: Metrics, scores: Row) -> Row:
         """Record a chunk of rounds and its evaluation; returns its row.
 
         Args:
           metrics: of its rounds, [length] each.
         """
         self.round += len(metrics["participants"])
-        row = self.history.enter(self.round, metrics, scores)
-        self.measure(compile_seconds)
-        return row
+        return self.history.enter(self.round, metrics, scores)
 
     def tell(self, row: Row) -> None:
-        """Pass a row to the hooks and to ``stop_when``; the hooks' time is not counted.
+        """Pass a row to the hooks and to ``stop_when``.
 
         Raises:
           TypeError: ``stop_when`` returned several values.
         """
-        self._began += self._hooks(row)
+        with self.clock.uncounted():
+            self._hooks(row)
         self.enough = not self.diverged and is_enough(self._stop_when, row)
 
     @property
@@ -285,8 +246,8 @@ class RunProgress(Stopwatch):
         """Return the contents of summary.json."""
         return {
             "round": self.round,
-            "seconds": self.seconds,
-            "compile_seconds": self.compile_seconds,
+            "seconds": self.clock.seconds,
+            "compile_seconds": self.clock.compile_seconds,
             "interrupted": self.stopped == "interrupt",
             "stopped": self.stopped,
             **self.history.guarantees(self.round),

@@ -46,13 +46,12 @@ class Hooks:
             if not callable(hook):
                 raise TypeError(f"on_row holds {hook!r}; it must be a function of a row.")
 
-    def __call__(self, row: Row) -> float:
-        """Pass each hook a copy of ``row``; returns the seconds that they took.
+    def __call__(self, row: Row) -> None:
+        """Pass each hook a copy of ``row``.
 
         Warns:
           RuntimeWarning: a hook has failed; the warning names the error.
         """
-        began = time.perf_counter()
         for hook in tuple(self._hooks):
             try:
                 hook(dict(row))
@@ -63,7 +62,6 @@ class Hooks:
                     f"{type(error).__name__}: {error}. The run continues without it.",
                     RuntimeWarning,
                 )
-        return time.perf_counter() - began
 
 
 class CsvLogger:

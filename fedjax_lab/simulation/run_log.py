@@ -1,8 +1,9 @@
 """The identity of a run; its rows and checkpoints in a run directory."""
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -47,7 +48,13 @@ Row = dict[str, Any]
 
 
 class Saved(Protocol):
-    """What has checkpoints: the state of a run, or of the runs of a sweep, as in ``Chunks``."""
+    """What has checkpoints: the state of a run, or of the runs of a sweep, as in ``Chunks``.
+
+    Attributes:
+      compile_seconds: time spent compiling in this call so far.
+    """
+
+    compile_seconds: float
 
     @property
     def params(self) -> Params:
@@ -175,8 +182,38 @@ def with_program(entries: Row, run: Computation, place: Placement, chunks: Chunk
     return recorded
 
 
+class Stopwatch:
+    """Time spent in all calls: in rounds and evaluation, and compiling.
+
+    Args:
+      spent: (seconds, compile_seconds) of earlier calls.
+      compiled: seconds spent compiling in this call so far.
+
+    Attributes:
+      seconds: time spent in rounds and evaluation, without compilation.
+      compile_seconds: time spent compiling.
+    """
+
+    def __init__(self, spent: tuple[float, float] = (0.0, 0.0), compiled: float = 0.0):
+        self.seconds, self._compiled_before = spent
+        self._began = time.perf_counter() - self.seconds - compiled
+        self.compile_seconds = self._compiled_before + compiled
+
+    def measure(self, compiled: float) -> None:
+        """Set both times."""
+        self.compile_seconds = self._compiled_before + compiled
+        self.seconds = time.perf_counter() - self._began - compiled
+
+    @contextmanager
+    def uncounted(self) -> Iterator[None]:
+        """Do not count the time that is spent inside."""
+        began = time.perf_counter()
+        yield
+        self._began += time.perf_counter() - began
+
+
 class RunLog:
-    """Rows and checkpoints in a run directory; does nothing without a run directory.
+    """A run's time, and its rows and checkpoints in a run directory, if there is one.
 
     With several processes, process 0 writes. It gathers what is sharded over processes, so a run
     directory does not depend on the number of processes, and need not be on a shared disk. Orbax
@@ -196,7 +233,7 @@ class RunLog:
 
     Attributes:
       saved: rounds in the last checkpoint.
-      spent: (seconds, compile_seconds) before this call.
+      clock: the run's time, from ``resume`` on; that of checkpoints is not counted.
       unscored: whether the clients' scores of the restored round are missing.
 
     Raises:
@@ -217,7 +254,7 @@ class RunLog:
         self._every, self._processes, self._scored = every, processes, scored
         self._config = config
         self._keeps = run_dir is not None
-        self.saved, self.spent, self.unscored = 0, (0.0, 0.0), False
+        self.saved, self.clock, self.unscored = 0, Stopwatch(), False
         self._path = Path(run_dir) if run_dir is not None and processes.is_first else None
         self._open: list[Any] = []  # resources for ``close``, in this order
         self._passes: Callable[[int], bool] = lambda step: True
@@ -259,30 +296,33 @@ class RunLog:
             self._drop_summary()
         write_rounds(self._path, config)
 
-    def resume(self, chunks: Saved) -> tuple[list[Row], tuple[float, float]]:
+    def resume(self, chunks: Saved) -> list[Row]:
         """Restore the last checkpoint's state in all processes; only process 0 reads it.
 
         Args:
-          chunks: receive the state; unchanged if there is no checkpoint.
+          chunks: receive the state; unchanged if there is no checkpoint. Their state is saved.
 
         Returns:
-          (rows, (seconds, compile_seconds)) of earlier calls.
+          The rows of earlier calls.
 
         Raises:
           RuntimeError: process 0 could not read the run directory.
         """
-        processes = self._processes
-        round, state, history = processes.together(lambda: self._begin(chunks))
-        first = processes.first_says([round, history, self.saved, self.spent, self.unscored])
-        round, history, self.saved, self.spent, self.unscored = first
-        if round:
+        self._chunks, processes = chunks, self._processes
+        state, history, spent = processes.together(lambda: self._begin(chunks))
+        first = processes.first_says([history, spent, self.saved, self.unscored])
+        history, spent, self.saved, self.unscored = first
+        if self.saved:
             chunks.restore(state)
-        return list(map(restored_row, history)), self.spent
+        is_finished = self.saved and self.saved >= self._config["rounds"]
+        self.clock = Stopwatch(spent, 0.0 if is_finished else chunks.compile_seconds)
+        return list(map(restored_row, history))
 
-    def _begin(self, chunks: Saved) -> tuple[int, PyTree, list[Row]]:
-        """Return (round, state, history) to resume from, in the process that writes."""
+    def _begin(self, chunks: Saved) -> tuple[PyTree, list[Row], tuple[float, float]]:
+        """Return (state, history, times) to resume from, in the process that writes."""
+        spent = 0.0, 0.0
         if self._path is None:
-            return 0, None, []
+            return None, [], spent
         history: list[Row] = []
         rows: list[Row] = []  # of the history, as the file has them
         times: list[Row] = []
@@ -293,14 +333,14 @@ class RunLog:
             rows = [plain_row(restored_row(row)) for row in history]
             self._compare_rows(rows)
         if times:
-            self.spent = (times[-1]["seconds"], times[-1]["compile_seconds"])
+            spent = times[-1]["seconds"], times[-1]["compile_seconds"]
         with disk_full_in_one_line(self._path):
             self._metrics = MetricsFile(self._path / METRICS, rows)
             self._times = MetricsFile(self._path / TIMES, times)
             self._open_clients()
         self._all_times = times
         self._open = [self._metrics.close, self._times.close, *self._open]
-        return self.saved, state, history
+        return state, history, spent
 
     def _open_clients(self) -> None:
         """Open the file of the clients' scores, with the rows up to the restored round."""
@@ -327,16 +367,17 @@ class RunLog:
                 f"{self.saved}, or has others; they are restored from the checkpoint.",
             )
 
-    def rows(self, rows: Sequence[Row], seconds: float, compile_seconds: float) -> None:
-        """Append the rows of an evaluation: one, or one for each run of a sweep.
+    def rows(self, rows: Sequence[Row]) -> None:
+        """Take the time, and append the rows of an evaluation: one, or one for each run of a sweep.
 
         Seconds go to another file, so that equal runs have equal metrics files.
 
         Args:
           rows: the rows; all have the same ``round``.
         """
+        self.clock.measure(self._chunks.compile_seconds)
         if self._path is not None:
-            times = {"seconds": seconds, "compile_seconds": compile_seconds}
+            times = {"seconds": self.clock.seconds, "compile_seconds": self.clock.compile_seconds}
             self._all_times.append({"round": rows[0]["round"], **times})
             with disk_full_in_one_line(self._path):
                 self._drop_summary()
@@ -354,9 +395,7 @@ class RunLog:
             with disk_full_in_one_line(self._path):
                 self._clients.append(row)
 
-    def checkpoint(
-        self, round: int, chunks: Saved, history: list[Row], *, ends: bool = False
-    ) -> None:
+    def checkpoint(self, round: int, history: list[Row], *, ends: bool = False) -> None:
         """Save the state if a checkpoint is due; all processes call it.
 
         It is also due if a longer run would resume here: where no whole chunk is left.
@@ -368,8 +407,9 @@ class RunLog:
             return
         last = ends or round + self._config["eval_every"] > self._config["rounds"]
         if round > self.saved if last else round - self.saved >= self._every:
-            state, params = chunks.saved(), chunks.params
-            self._processes.together(lambda: self._save(round, state, params, history))
+            with self.clock.uncounted():
+                state, params = self._chunks.saved(), self._chunks.params
+                self._processes.together(lambda: self._save(round, state, params, history))
             self.saved = round
 
     def _save(self, round: int, state: PyTree, params: Params, history: list[Row]) -> None:

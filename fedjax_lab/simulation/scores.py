@@ -58,7 +58,7 @@ class Evaluators(NamedTuple):
         """
         if self.score_clients is None or run_progress.diverged:
             return None
-        with run_progress.uncounted():
+        with run_progress.clock.uncounted():
             values = _scores("score_clients", self.score_clients, chunks.params, {"round"}, _copied)
         return {"round": run_progress.round, **values}
 

@@ -224,10 +224,10 @@ def simulate(
         closing(client_data),
         stop_on_signal() as stop,
     ):
-        rows, before = run_log.resume(chunks)
         history = History(run, guarantees)
-        history.go_on_from(rows)
-        run_progress = RunProgress(run, history, hooks, stop_when, before, chunks.compile_seconds)
+        history.go_on_from(run_log.resume(chunks))
+        clock = run_log.clock
+        run_progress = RunProgress(run, history, hooks, stop_when, clock)
         if run_log.unscored:
             run_log.client_row(scores.of_clients(chunks, run_progress))
         bar.go_on_from(run_progress.round, finished=run_progress.enough)
@@ -247,16 +247,15 @@ def simulate(
                 break
             metrics = updates.take(run_progress.round, metrics)
             values = scores.row(chunks, run_progress, metrics)
-            row = run_progress.enter(metrics, values, chunks.compile_seconds)
-            run_log.rows([row], run_progress.seconds, run_progress.compile_seconds)
+            row = run_progress.enter(metrics, values)
+            run_log.rows([row])
             bar.update(row["round"], {name: row[name] for name in (*shown, *values)})
             if not run_progress.diverged:
-                with run_progress.uncounted():
-                    run_log.checkpoint(run_progress.round, chunks, history.rows)
+                run_log.checkpoint(run_progress.round, history.rows)
             run_progress.tell(row)
             run_log.client_row(scores.of_clients(chunks, run_progress))
         if not run_progress.diverged:
-            run_log.checkpoint(run_progress.round, chunks, history.rows, ends=True)
+            run_log.checkpoint(run_progress.round, history.rows, ends=True)
         processes.together(lambda: run_log.summarise(**run_progress.summary()))
         if run_progress.stopped is None:
             warn_without_steps([history])
@@ -266,8 +265,8 @@ def simulate(
         on_any_device(chunks.params),
         chunks.result(),
         history.rows,
-        run_progress.seconds,
-        run_progress.compile_seconds,
+        clock.seconds,
+        clock.compile_seconds,
         run_progress.stopped,
         stop.signal if run_progress.stopped == "interrupt" else None,
     )

@@ -51,11 +51,11 @@ from fedjax_lab.simulation.client_data import client_data_of, with_times
 from fedjax_lab.simulation.computation import Computation
 from fedjax_lab.simulation.debugging import debuggable
 from fedjax_lab.simulation.divergence import Watch
-from fedjax_lab.simulation.history import History, Stopwatch, warn_without_steps
+from fedjax_lab.simulation.history import History, warn_without_steps
 from fedjax_lab.simulation.loggers import Progress
 from fedjax_lab.simulation.placement import Placement
 from fedjax_lab.simulation.processes import Processes
-from fedjax_lab.simulation.run_log import Row, identity
+from fedjax_lab.simulation.run_log import Row, Stopwatch, identity
 from fedjax_lab.simulation.stop import check_not_ended, end_later_runs, stop_on_signal
 from fedjax_lab.simulation.sweep_log import SweepFolder, sweep_identity
 from fedjax_lab.simulation.sweep_program import Program, RunGroup
@@ -205,22 +205,19 @@ def sweep(
                 break
             program.start([starts[number] for number in numbers])
             with closing(folder.open(index, program.size)) as log:
-                rows, spent = log.resume(program)
-                clock = Stopwatch(spent, program.compile_seconds)
+                rows = log.resume(program)
                 of_group = histories[numbers.start : numbers.stop]
                 group = RunGroup(of_group, watch, log.saved, stop_when, numbers[0], rows)
                 if group.round:
                     bar.go_on_from(index * rounds + group.round)
                 for rows in group.advance(program, rounds, eval_every):
-                    clock.measure(program.compile_seconds)
-                    log.rows(rows, clock.seconds, clock.compile_seconds)
-                    with clock.uncounted():
-                        log.checkpoint(group.round, program, group.rows)
+                    log.rows(rows)
+                    log.checkpoint(group.round, group.rows)
                     bar.update(index * rounds + group.round, group.summary(program.scores))
                     if stop.is_set():
                         break
-                log.checkpoint(group.round, program, group.rows, ends=True)
-            done.append((group, program.params, clock))
+                log.checkpoint(group.round, group.rows, ends=True)
+            done.append((group, program.params, log.clock))
     if stop.is_set():
         end_later_runs(stop.signal, this_call)
     else:
