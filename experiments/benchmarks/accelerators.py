@@ -201,14 +201,14 @@ def one_round(
     where = machine(target, convolution)
     clients, network, params, preprocess, loss_fn, schedule = task(**options)
     if name == "adapters":
-        algorithm, params, frozen = adapters(clients, preprocess)
+        algorithm, params, _ = adapters(clients, preprocess)
     else:
-        algorithm, frozen = method(name, network, preprocess, loss_fn), ()
+        algorithm = method(name, network, preprocess, loss_fn)
     algorithm = algorithm if wrap is None else wrap(algorithm)
     key = jax.random.key(0)
-    run = Computation(algorithm, schedule, key=key)
-    state = jax.eval_shape(run.start, params, clients, key, frozen)._replace(frozen=frozen)
-    planner = ChunkPlanner(run, Placement.of("auto", "auto", target=where), state, clients)
+    run = Computation(algorithm, schedule, key=key, params=params)
+    place = Placement.of("auto", "auto", target=where)
+    planner = ChunkPlanner(run, place, run.shapes(clients), clients)
     more = {"model_bytes": tree.nbytes(params)}
     if client_map == "auto":
         client_map = more["client_map"] = planner.choose_map(length).client_map

@@ -97,8 +97,7 @@ def row_of(target, name):
     schedule = Schedule(cohort_size=cohort, batch_size=ROWS, local_steps=STEPS)
     place = Placement.of(client_map, "auto", divided if is_divided else None, target, Processes())
     run = Computation(algorithm, schedule, key=jax.random.key(0), params=adapters)
-    state = run.shapes(clients)._replace(frozen=run.frozen)
-    planner = ChunkPlanner(run, place, state, clients)
+    planner = ChunkPlanner(run, place, run.shapes(clients), clients)
     arguments, static = planner.program(client_map, 1)
     size, trained = (sum(leaf.size for leaf in jax.tree.leaves(t)) for t in (frozen, adapters))
     cells = [name, target.name, client_map, f"{size / 1e6:,.0f} + {trained / 1e6:.1f}"]

@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 import re
-import sys
 import time
 from typing import Any, NamedTuple
 
@@ -37,7 +36,7 @@ class ChunkPlanner:
       run: what is computed.
       place: the placement without its client map. With the store "host", whose programs take other
         arguments, the programs compiled here give an estimate.
-      state: a state with its frozen weights, or its shapes.
+      shapes: shapes of a state.
       clients: the clients' data, or their shapes.
 
     Attributes:
@@ -46,10 +45,11 @@ class ChunkPlanner:
     """
 
     def __init__(
-        self, run: Computation, place: Placement, state: FedState, clients: FederatedArrays
+        self, run: Computation, place: Placement, shapes: FedState, clients: FederatedArrays
     ):
         self._run, self._place, self._target = run, place, place.target
-        self._state, self._clients = state, run.schedule.read_in_rounds(clients)
+        self._state = shapes._replace(frozen=run.frozen)
+        self._clients = run.schedule.read_in_rounds(clients)
         first = jax.ShapeDtypeStruct((), jnp.int32)
         self.batch = jax.eval_shape(run.draw, clients, run.key, first)
         self._compiled: tuple[str, int, Any] | None = None  # one is kept: they may be large
@@ -123,10 +123,10 @@ class ChunkPlanner:
         """Return the placement under a client map, with the table on the devices."""
         place = self._place.with_map(client_map)
         shard = place.divides_table(self._clients.num_clients)
-        params = jax.eval_shape(self._run.served, self._state)
+        params = jax.eval_shape(self._run.algorithm.params, self._state)
         return place.resolved("sharded" if shard else "device", params, self._state.frozen)
 
-    def choose(self, length: int, progress: bool) -> tuple[str, dict[int, Any]]:
+    def choose(self, length: int) -> tuple[planner.MapChoice, dict[int, Any]]:
         """Choose (the client map, its compiled programs by length) for this machine."""
         processes = self._place.processes
         if processes.is_multiprocess:  # of which one may have a stored answer, and another may not
@@ -136,14 +136,8 @@ class ChunkPlanner:
             choice = self.choose_map(length)
         if self._place.client_map.name == "measure":
             choice = self._measured(choice)
-        if progress:
-            print(
-                f"{self._run.algorithm.name}: clients mapped with {choice}",
-                file=sys.stderr,
-                flush=True,
-            )
         program = self.compiled(choice.client_map, length)
-        return choice.client_map, {} if program is None else {length: program}
+        return choice, {} if program is None else {length: program}
 
     def compiled(self, client_map: str, length: int) -> Any:
         """Return the program of a chunk if planning compiled it last, else None."""
@@ -172,15 +166,15 @@ class ChunkPlanner:
 
     def _seconds(self, client_map: str) -> float:
         """Measure the time of a few rounds under a client map."""
-        place = self._resolved(client_map)
-        values = self._state, self._clients, self._run.key
-        state, clients, key = place.copies(values)
-        frozen, state = state.frozen, state._replace(frozen=())
+        place, run = self._resolved(client_map), self._run
+        values = run.params, self._clients, run.key, run.frozen
+        state = jax.jit(run.start)(*values) if run.state is None else run.state
+        state, clients, key, frozen = place.copies((state, *values[1:]))
         state = place.processes.put(state, place.state_sharding(state))
-        run_chunk = build_chunk(self._run, place)
+        run_chunk = build_chunk(run, place)
         first = jnp.zeros((), jnp.int32)
-        run = functools.partial(run_chunk, length=_TIMED_ROUNDS, frozen=frozen)
-        return planner.timed(lambda: run(jax.tree.map(jnp.copy, state), clients, key, first))
+        rounds = functools.partial(run_chunk, length=_TIMED_ROUNDS, frozen=frozen)
+        return planner.timed(lambda: rounds(jax.tree.map(jnp.copy, state), clients, key, first))
 
 
 class Chosen(NamedTuple):
@@ -190,11 +184,13 @@ class Chosen(NamedTuple):
       placement: the placement.
       programs: programs of chunks, by their number of rounds.
       compile_seconds: time spent compiling.
+      note: a line about the choice for the progress of a run, or "".
     """
 
     placement: Placement
     programs: dict[int, Any]
     compile_seconds: float
+    note: str
 
 
 def choose_placement(
@@ -203,35 +199,29 @@ def choose_placement(
     client_data: ClientData,
     shapes: FedState,
     diagnose: Any,
-    progress: bool,
 ) -> Chosen:
     """Choose the placement of a run.
 
     Raises:
       ValueError: the request cannot be met, or the state fits on no device.
     """
-    processes, seconds = asked.processes, 0.0
+    processes, seconds, note = asked.processes, 0.0, ""
     on_host = processes.first_says(asked.keeps_rows_on_host(shapes))
     programs: dict[int, Any] = {}
     if on_host:
         check_host_store(asked, diagnose)
         asked = dataclasses.replace(asked, client_store=HOST)
     if asked.client_map.is_planned:
-        if run.state is None and asked.client_map.name == "measure":
-            state = jax.jit(run.start)(run.params, client_data.clients, run.key, run.frozen)
-        else:
-            state = shapes
+        of_chunk = shapes
         if on_host:  # a program gets the rows of its own clients
-            state = state._replace(clients=tree.with_rows(state.clients, 1))
-        planner = ChunkPlanner(run, asked, state._replace(frozen=run.frozen), client_data.clients)
-        length = min(client_data.longest, run.rounds)
-        name, programs = planner.choose(length, progress)
-        asked = asked.with_map(name)
+            of_chunk = shapes._replace(clients=tree.with_rows(shapes.clients, 1))
+        planner = ChunkPlanner(run, asked, of_chunk, client_data.clients)
+        choice, programs = planner.choose(min(client_data.longest, run.rounds))
+        asked, note = asked.with_map(choice.client_map), f"clients mapped with {choice}"
         programs = {} if on_host else programs
         seconds = planner.compile_seconds
-        del state, planner
     if on_host:
-        return Chosen(asked.resolved(HOST, run.params, run.frozen), programs, seconds)
+        return Chosen(asked.resolved(HOST, run.params, run.frozen), programs, seconds, note)
     num_clients = client_data.clients.num_clients
 
     def on_devices() -> Placement:
@@ -240,4 +230,4 @@ def choose_placement(
         placement.check_memory(shapes, run.algorithm.name)
         return placement
 
-    return Chosen(processes.together(on_devices), programs, seconds)
+    return Chosen(processes.together(on_devices), programs, seconds, note)

@@ -36,11 +36,11 @@ class Chunks:
       client_data: the clients' data.
       shapes: shapes of the state without frozen weights.
       run_dir: as in ``simulate``; rows on the host are stored there.
-      progress: print the size of a table on the host on stderr.
 
     Attributes:
       processes: the processes that share the state.
       compile_seconds: time spent so far.
+      note: a line about the store of client rows for the progress of a run, or "".
     """
 
     def __init__(
@@ -50,20 +50,20 @@ class Chunks:
         client_data: ClientData,
         shapes: FedState,
         run_dir: str | Path | None = None,
-        progress: bool = False,
     ):
         place = chosen.placement
         self._run, self._client_data, self.processes = run, client_data, place.processes
         client_data.place(place)
         models = place.models(run.params, run.frozen)
         self._frozen, self._key = models[1], place.copies(run.key)
-        state, self._store = open_store(
-            run, place, client_data, models, self._key, shapes, run_dir, progress
-        )
+        state, self._store = open_store(run, place, client_data, models, self._key, shapes, run_dir)
+        self.note = self._store.note
         self._sharding = place.state_sharding(state)
         self._state = self.processes.put(state, self._sharding)
         self._before: FedState | None = None  # the state that ``keep`` may go back to
-        self._params_are_finite = jax.jit(lambda state: tree.all_finite(run.served(state)))
+        self._params_are_finite = jax.jit(
+            lambda state: tree.all_finite(run.algorithm.params(state))
+        )
         self._program = build_chunk(run, place, place.left_by_programs(self._state))
         # By the rounds of a program and the rows of its window.
         self._lowered: dict[tuple[int, int], Any] = {}
@@ -73,7 +73,7 @@ class Chunks:
     @property
     def params(self) -> Params:
         """Global model, as arrays of this process."""
-        return self.processes.local(self._run.served(self._state))
+        return self.processes.local(self._run.algorithm.params(self._state))
 
     def is_finite(self) -> bool:
         """Return True if the global model is finite and can be evaluated."""

@@ -5,7 +5,6 @@ It also attaches client times to the clients' data.
 
 import dataclasses
 import math
-import sys
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
@@ -44,7 +43,10 @@ class ClientData:
       clients: the data argument of a program of rounds, by shapes and placement.
       index: the examples of each client.
       longest: maximum number of rounds of a program.
+      note: a line about it for the progress of a run, or "".
     """
+
+    note = ""
 
     def __init__(self, clients: FederatedArrays, eval_every: int):
         self.clients = self.index = clients
@@ -114,25 +116,17 @@ class StreamedClientData(ClientData):
       run: the computation; its schedule, key and number of rounds are used.
       stream: the clients' data.
       processes: the processes of the run.
-      progress: print the sizes of the parts on stderr.
 
     Raises:
       ValueError: the examples of a single round do not fit.
     """
 
-    def __init__(
-        self,
-        run: Computation,
-        stream: FederatedStream,
-        processes: Processes,
-        progress: bool = False,
-    ):
+    def __init__(self, run: Computation, stream: FederatedStream, processes: Processes):
         schedule, eval_every = run.schedule, run.eval_every
         self._stream, self._key, self._processes = stream, run.key, processes
         self._rounds, self._every = run.rounds, eval_every
         self.longest, self.count = _fit(stream, schedule, eval_every)
-        if progress:
-            print(f"{run.algorithm.name}: {self._told()}", file=sys.stderr, flush=True)
+        self.note = self._sizes()
         # JAX's own setting is that of the thread that asks.
         self._x64 = jax.dtypes.canonicalize_dtype(np.float64) == np.float64
 
@@ -155,7 +149,7 @@ class StreamedClientData(ClientData):
         fetched.set_result(clients)
         self.clients, self._ahead = clients, ((0, min(self.longest, self._rounds)), fetched)
 
-    def _told(self) -> str:
+    def _sizes(self) -> str:
         stream, size = self._stream, self._stream.window_bytes(self.count)
         shorter = "" if self.longest == self._every else f" (eval_every is {self._every})"
         return (
@@ -257,10 +251,7 @@ class StreamedClientData(ClientData):
 
 
 def client_data_of(
-    run: Computation,
-    clients: FederatedArrays | FederatedStream,
-    processes: Processes,
-    progress: bool = False,
+    run: Computation, clients: FederatedArrays | FederatedStream, processes: Processes
 ) -> ClientData:
     """Open the clients' data of a run.
 
@@ -269,7 +260,7 @@ def client_data_of(
         wrong cohorts.
     """
     if isinstance(clients, FederatedStream):
-        client_data: ClientData = StreamedClientData(run, clients, processes, progress)
+        client_data: ClientData = StreamedClientData(run, clients, processes)
     else:
         client_data = ClientData(clients, run.eval_every)
     how = run.schedule

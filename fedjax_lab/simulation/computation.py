@@ -99,14 +99,6 @@ class Computation:
             return self.state
         return jax.eval_shape(self.start, self.params, clients, self.key, self.frozen)
 
-    def served(self, state: FedState) -> Params:
-        """Return the global model of a state.
-
-        Args:
-          state: with or without frozen weights.
-        """
-        return self.algorithm.params(state)
-
     def chunk_length(self, round: int) -> int:
         """Return the number of rounds of the next chunk."""
         return min(self.eval_every, self.rounds - round)

@@ -30,10 +30,12 @@ class HostStore:
 
     Attributes:
       table: the rows of all clients.
+      note: a line about the table for the progress of a run.
     """
 
     def __init__(self, run: Computation, place: Placement, index: Any, key: Key, table: HostTable):
         self.table, self._processes, self._index, self._key = table, place.processes, index, key
+        self.note = f"client rows stay on the host: {table!r}"
         self._slots = run.schedule.slots(index)
         self._row_sharding = place.row_sharding(table.read(np.full(1, table.num_clients)))
         self._shares = place.client_map.shares if place.client_map.divides_rows else 1
@@ -277,7 +279,8 @@ def host_start(
         )
     one = state._replace(clients=jax.tree.map(lambda leaf: leaf[None], first))
     other = one._replace(clients=jax.tree.map(_another, one.clients))
-    if not are_the_same(run.served(one), run.served(other)):
+    model_of = run.algorithm.params
+    if not are_the_same(model_of(one), model_of(other)):
         raise ValueError(
             f"client_store is 'host', but the global model of {name} depends on the rows of all "
             "clients; choose another store."

@@ -131,7 +131,7 @@ def plan(
     how, clients = Schedule.of("plan", schedule).bind(clients)
     run = Computation(algorithm, how, on_nonfinite, key=seeded(0), params=params, lowering=lowering)
     clients = without_examples(with_times(run, clients, times), how, 1)
-    state = run.shapes(clients)._replace(frozen=run.frozen)
+    state = run.shapes(clients)
     planner = ChunkPlanner(run, place, state, clients)
     chosen = planner.choose_map(1)
     found = None
@@ -139,7 +139,7 @@ def plan(
     on_one = "vmap" if many > 1 else "scan"  # a machine without devices cannot share a cohort
     with tracing_noting(convolutions := Notes()):
         noted = planner.round_of(chosen.client_map if machine.devices else on_one)
-        jax.eval_shape(noted, state, planner.batch)
+        jax.eval_shape(noted, state._replace(frozen=run.frozen), planner.batch)
     if machine.devices:
         program, seconds = planner.compiled(chosen.client_map, 1), planner.compile_seconds
         if program is None:

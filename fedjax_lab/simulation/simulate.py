@@ -5,6 +5,7 @@ gives the same bits, whether or not the run was interrupted. Other client maps a
 agree up to rounding.
 """
 
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import closing
 from pathlib import Path
@@ -186,6 +187,11 @@ def simulate(
     processes = Processes.here()
     asked = Placement.of(client_map, client_store, params_sharding, processes=processes)
     progress, hooks = progress and processes.is_first, Hooks(on_row if processes.is_first else ())
+
+    def say(note: str) -> None:
+        if note and progress:
+            print(f"{algorithm.name}: {note}", file=sys.stderr, flush=True)
+
     given = Schedule.of("simulate", schedule)
     batches, clients = given.bind(clients)
     state = None if state is None else with_all_rows(state)
@@ -198,7 +204,8 @@ def simulate(
     if state is not None:
         state = processes.gathered(state, everywhere=True)
         run = run.going_on_from(state, without_examples(clients, batches, eval_every))
-    client_data = client_data_of(run, clients, processes, progress)
+    client_data = client_data_of(run, clients, processes)
+    say(client_data.note)
     shapes = run.shapes(client_data.clients)  # this checks the schedule, too
     asked.model_layout(run.params, run.frozen)  # this checks params_sharding
     functions = {"evaluate": evaluate, "diagnose": diagnose}
@@ -208,8 +215,10 @@ def simulate(
     processes.agree({**entries, "run_dir": run_dir is not None, "every": every, **(config or {})})
     client_data.check(run)
     guarantees = run.guarantees(client_data.clients)
-    chosen = choose_placement(run, asked, client_data, shapes, diagnose, progress)
-    chunks = Chunks(run, chosen, client_data, shapes, run_dir, progress)
+    chosen = choose_placement(run, asked, client_data, shapes, diagnose)
+    say(chosen.note)
+    chunks = Chunks(run, chosen, client_data, shapes, run_dir)
+    say(chunks.note)
     recorded = {**with_program(entries, run, chosen.placement, chunks), **(config or {})}
     scored = score_clients is not None
     run_log = processes.together(

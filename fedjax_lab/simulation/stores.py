@@ -5,7 +5,6 @@ state, and commits them once the chunk counts. It also writes them to checkpoint
 from there.
 """
 
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,8 @@ from fedjax_lab.types import FedState, Key, Params, PyTree
 
 class DeviceStore:
     """Client rows as a part of the state on the devices: "device" and "sharded"; no windows."""
+
+    note = ""
 
     def __init__(self, processes: Processes):
         self._processes = processes
@@ -72,7 +73,6 @@ def open_store(
     key: Key,
     shapes: FedState,
     run_dir: str | Path | None = None,
-    progress: bool = False,
 ) -> tuple[FedState, Store]:
     """Open the store of a run; returns (the state before round 0, the store).
 
@@ -87,9 +87,6 @@ def open_store(
     if place.is_on_host:
         clients, inputs = processes.local((client_data.clients, (params, key, frozen)))
         state, table = host_start(run, clients, inputs)
-        if progress:
-            message = f"{run.algorithm.name}: client rows stay on the host: {table!r}"
-            print(message, file=sys.stderr, flush=True)
         table.folder = run_dir if processes.is_first else None
         if run.state is not None:
             table.start, state = run.state.clients, run.state._replace(clients=state.clients)

@@ -103,7 +103,7 @@ class Program:
         one_run = (runs[0][0], runs[0][1], _as_arrays(runs[0][2]))
         state = jax.eval_shape(self._start_one, self._data, one_run, None)[1]
         self.structure = jax.tree.structure(state)
-        self._trace_evaluation(jax.eval_shape(self._run_of(runs[0][2]).served, state))
+        self._trace_evaluation(jax.eval_shape(self._run_of(runs[0][2]).algorithm.params, state))
         multiple, num_devices = self._run_map.multiple, max(1, len(self._run_map.devices))
         budget = max_bytes or int(_SHARE_OF_MEMORY * device_memory())
         shared = tree.nbytes((self._data, self._resident))
@@ -276,7 +276,7 @@ class Program:
                 state, metrics = jax.lax.cond(goes_on, advance, stay, state)
             else:
                 state, metrics = advance(state)
-            params = run.served(state)
+            params = run.algorithm.params(state)
             return {}, (state, metrics, self._score(resident, params), tree.all_finite(params))
 
         return self._map(one, shared, (states, runs))
@@ -284,7 +284,7 @@ class Program:
     def _serve(self, states, runs):
         def one(_shared, run, _):
             state, (_, values) = run
-            return {}, self._run_of(values).served(state)
+            return {}, self._run_of(values).algorithm.params(state)
 
         return self._map(one, (), (states, runs))
 

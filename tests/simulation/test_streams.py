@@ -148,13 +148,13 @@ def test_a_device_never_holds_more_than_two_chunks(folder, monkeypatch):
         *(pytest.param(*n, marks=pytest.mark.slow) for n in ((ROOMY, 4, 4), (TIGHT, 9, 1))),
     ],
 )
-def test_chunks_are_as_long_as_fits(folder, memory, eval_every, expected, capsys):
+def test_chunks_are_as_long_as_fits(folder, memory, eval_every, expected):
     schedule = Schedule(4, 4, local_steps=2)
     client_data = StreamedClientData(
-        as_run(schedule, 20, eval_every), streamed(folder, memory), Processes(), True
+        as_run(schedule, 20, eval_every), streamed(folder, memory), Processes()
     )
     assert client_data.longest == expected
-    assert f"chunks of {expected} rounds" in capsys.readouterr().err
+    assert f"chunks of {expected} rounds" in client_data.note
     client_data.close()
 
 

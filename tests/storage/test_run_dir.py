@@ -18,6 +18,7 @@ import optax
 import pytest
 
 from fedjax_lab import algorithms, data, sweep
+from fedjax_lab.clients.planner import MapChoice
 from fedjax_lab.simulation import run_log
 from fedjax_lab.simulation.chunk_planner import ChunkPlanner
 from fedjax_lab.simulation.evaluate import build_client_evaluation, build_evaluation
@@ -466,7 +467,8 @@ def test_what_auto_comes_to_does_not_bind_a_directory(tmp_path, monkeypatch):
     """As a run that two devices began and eight go on with."""
     settings = {"algorithm": FEDAVG, "client_map": "auto", "run_dir": tmp_path}
     for count, rounds in (("shard_map:2", 2), ("shard_map:3", 4)):
-        monkeypatch.setattr(ChunkPlanner, "choose", lambda self, *asked, chosen=count: (chosen, {}))
+        choice = MapChoice(count, "of the test")
+        monkeypatch.setattr(ChunkPlanner, "choose", lambda self, length, c=choice: (c, {}))
         if rounds == 2:
             run(rounds=2, **settings)
         else:
