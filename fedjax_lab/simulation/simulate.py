@@ -181,8 +181,8 @@ def simulate(
     check_outputs(run_dir, profile_dir, config, score_clients)
     every = check_lengths(rounds, eval_every, checkpoint_every)
     check_int("seed", seed, minimum=0, maximum=LAST_SEED)
-    this_call = None if run_dir is None else (Path(run_dir).resolve(), rounds)
-    check_not_ended(this_call)
+    config = config or {}
+    this_call = check_not_ended(run_dir, rounds)
     keep_by_default()
     processes = Processes.here()
     asked = Placement.of(client_map, client_store, params_sharding, processes=processes)
@@ -209,17 +209,16 @@ def simulate(
     shapes = run.shapes(client_data.clients)  # this checks the schedule, too
     asked.model_layout(run.params, run.frozen)  # this checks params_sharding
     functions = {"evaluate": evaluate, "diagnose": diagnose}
-    entries = identity(
-        run, client_data, asked, functions, seed, config or {}, run_dir is not None, given, times
-    )
-    processes.agree({**entries, "run_dir": run_dir is not None, "every": every, **(config or {})})
+    keeps = run_dir is not None
+    entries = identity(run, client_data, asked, functions, seed, config, keeps, given, times)
+    processes.agree({**entries, "run_dir": keeps, "every": every, **config})
     client_data.check(run)
     guarantees = run.guarantees(client_data.clients)
     chosen = choose_placement(run, asked, client_data, shapes, diagnose)
     say(chosen.note)
     chunks = Chunks(run, chosen, client_data, shapes, run_dir)
     say(chunks.note)
-    recorded = {**with_program(entries, run, chosen.placement, chunks), **(config or {})}
+    recorded = {**with_program(entries, run, chosen.placement, chunks), **config}
     scored = score_clients is not None
     run_log = processes.together(
         lambda: RunLog(run_dir, every=every, config=recorded, processes=processes, scored=scored)

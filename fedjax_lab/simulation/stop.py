@@ -7,6 +7,7 @@ import socket
 import sys
 import threading
 from collections.abc import Callable, Hashable, Iterator
+from pathlib import Path
 
 _EARLY = "stopped before the first round; there is nothing to save"
 _LATER = "finishing this chunk of rounds, then saving; again to stop now"
@@ -39,21 +40,24 @@ def end_later_runs(number: int | None, what: Hashable = None) -> None:
     _ended[:] = [(name, what)]
 
 
-def check_not_ended(what: Hashable = None) -> None:
+def check_not_ended(run_dir: str | Path | None = None, rounds: int = 0) -> Hashable:
     """Check that no signal has ended an earlier run of this process.
+
+    Returns:
+      What identifies this call; None without ``run_dir``.
 
     Raises:
       KeyboardInterrupt: one has, and this is not the same call.
     """
-    if not _ended:
-        return
-    name, before = _ended[0]
-    if what is not None and what == before:
-        return forget_signal()
-    raise KeyboardInterrupt(
-        f"{name} has ended an earlier run of this process, and ends the later ones, too. To run "
-        "again in this process, call fedjax_lab.forget_signal() first."
-    )
+    this_call = None if run_dir is None else (Path(run_dir).resolve(), rounds)
+    for name, before in _ended:
+        if this_call is None or this_call != before:
+            raise KeyboardInterrupt(
+                f"{name} has ended an earlier run of this process, and ends the later ones, too. "
+                "To run again in this process, call fedjax_lab.forget_signal() first."
+            )
+    forget_signal()
+    return this_call
 
 
 class Stop:

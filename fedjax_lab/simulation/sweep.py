@@ -151,8 +151,7 @@ def sweep(
       FloatingPointError: as ``simulate``, with the first and the last round of the chunk.
       KeyboardInterrupt: a second signal came; or one has ended an earlier run of this process.
     """
-    this_call = None if run_dir is None else (Path(run_dir).resolve(), rounds)
-    check_not_ended(this_call)
+    this_call = check_not_ended(run_dir, rounds)
     _check_single_process()
     checkpoint_every = check_lengths(rounds, eval_every, None)
     check_functions(evaluate=evaluate, stop_when=stop_when)
