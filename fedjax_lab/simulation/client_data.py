@@ -19,6 +19,7 @@ from fedjax_lab.data.client_sampling import check_cohorts
 from fedjax_lab.data.cohort import Schedule
 from fedjax_lab.data.streams import replace_index
 from fedjax_lab.machine.keys import seeded
+from fedjax_lab.round import Algorithm
 from fedjax_lab.simulation.arguments import (
     check_loss,
     nonfinite_data,
@@ -29,7 +30,7 @@ from fedjax_lab.simulation.computation import Computation
 from fedjax_lab.simulation.placement import Placement
 from fedjax_lab.simulation.processes import Processes
 from fedjax_lab.storage.fingerprint import hash_arrays
-from fedjax_lab.types import CohortBatch, Metrics
+from fedjax_lab.types import CohortBatch, Metrics, Params
 
 
 class ClientData:
@@ -320,14 +321,17 @@ def _shapes(tree: Any) -> Any:
     )
 
 
-def with_times(run: Computation, clients: Any, times: ClientTimes | None) -> Any:
+def with_times(
+    clients: Any, times: ClientTimes | None, algorithm: Algorithm, params: Params
+) -> Any:
     """Attach ``times`` to the clients, with the sizes of the method's messages.
 
     Args:
-      run: the computation, whose method determines the bytes that a client sends and receives, and
-        the gradients of a local step; its params may be shapes.
       clients: the clients' data, on the device or a stream.
       times: as in ``simulate``; None leaves the clients unchanged.
+      algorithm: the method, which determines the bytes that a client sends and receives, and the
+        gradients of a local step.
+      params: the global model, or its shapes.
 
     Raises:
       TypeError: ``times`` is no ``ClientTimes``.
@@ -338,7 +342,6 @@ def with_times(run: Computation, clients: Any, times: ClientTimes | None) -> Any
         return clients
     if not isinstance(times, ClientTimes):
         raise TypeError(f"times is {type(times).__name__}; it must be a data.ClientTimes.")
-    algorithm = run.algorithm
     waits = times.over_selection > 1 or times.deadline is not None
     if waits and "buffered" in algorithm.wrappers:
         raise ValueError(
@@ -346,7 +349,7 @@ def with_times(run: Computation, clients: Any, times: ClientTimes | None) -> Any
             f"{algorithm.name} is asynchronous and has no cohort to wait for: omit both."
         )
     count = clients.num_clients
-    up, down = algorithm.traffic(run.params).of_clients(count)
+    up, down = algorithm.traffic(params).of_clients(count)
     resolved = times.resolve(count, up, down, algorithm.gradients_per_step)
     return replace_index(clients, times=resolved)
 

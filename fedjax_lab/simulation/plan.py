@@ -130,7 +130,7 @@ def plan(
     place = Placement.of(client_map, client_store, params_sharding, machine, Processes())
     how, clients = Schedule.of("plan", schedule).bind(clients)
     run = Computation(algorithm, how, on_nonfinite, key=seeded(0), params=params, lowering=lowering)
-    clients = without_examples(with_times(run, clients, times), how, 1)
+    clients = without_examples(with_times(clients, times, algorithm, params), how, 1)
     state = run.shapes(clients)
     planner = ChunkPlanner(run, place, state, clients)
     chosen = planner.choose_map(1)

@@ -200,7 +200,7 @@ def simulate(
     run = Computation(
         algorithm, batches, on_nonfinite, rounds, eval_every, key, model, lowering=lowering
     )
-    clients = with_times(run, clients, times)
+    clients = with_times(clients, times, algorithm, run.params)
     if state is not None:
         state = processes.gathered(state, everywhere=True)
         run = run.going_on_from(state, without_examples(clients, batches, eval_every))

@@ -172,7 +172,7 @@ def sweep(
     starts = [(model, key, p) for p in points for model, key in zip(models, keys, strict=True)]
     of_clients = Placement(_resolve_client_map(client_map))
     of_runs = Placement(_resolve_run_map(run_map, len(starts)))
-    clients = with_times(first, clients, times)
+    clients = with_times(clients, times, algorithms[0], models[0])
     client_data = client_data_of(first, clients, Processes())
     client_data.check(first)
     histories = []

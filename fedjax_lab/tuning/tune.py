@@ -196,7 +196,7 @@ def tune(
         name: Computation(first, how, eval_every=step, params=params)
         for name, first in firsts.items()
     }
-    timed = {name: with_times(run, train, times) for name, run in runs.items()}
+    timed = {name: with_times(train, times, first, params) for name, first in firsts.items()}
     for name, run in runs.items():
         run.guarantees(timed[name])  # what no run could account for is refused
         check_loss(run, timed[name])

@@ -16,7 +16,6 @@ from fedjax_lab.data.cohort import Schedule
 from fedjax_lab.report.runs import load_runs
 from fedjax_lab.report.sections import sections_of
 from fedjax_lab.simulation.client_data import with_times
-from fedjax_lab.simulation.computation import Computation
 from fedjax_lab.wrappers import with_compression, with_dp
 from tests.simulation.test_run import (
     CLASSES,
@@ -77,10 +76,6 @@ def fedavg_with(costs):
     return dataclasses.replace(FEDAVG, phases=(phase._replace(costs=costs),))
 
 
-def as_run(algorithm):
-    return Computation(algorithm, Schedule(2, 4, 1), params=first_params())
-
-
 @pytest.mark.methods
 def test_a_client_takes_as_long_as_its_rank_and_its_gradients_ask_for():
     """Ranks 1 and 4 of r_max 4; three gradients a step under both descriptions of time."""
@@ -89,10 +84,10 @@ def test_a_client_takes_as_long_as_its_rank_and_its_gradients_ask_for():
         NUMBERS * np.where(np.arange(N) % 2, 1.0, 0.25) * (1 / found.download + 1 / found.upload)
     )
     ranked = fedavg_with(Costs(parts=(4, lambda ids: jnp.where(ids % 2, 4, 1))))
-    resolved = with_times(as_run(ranked), make_clients(), found).times
+    resolved = with_times(make_clients(), found, ranked, first_params()).times
     np.testing.assert_allclose(resolved.exchange_seconds, expected, rtol=1e-6)
     method = fedavg_with(Costs(gradients=3))
-    resolved = with_times(as_run(method), make_clients(), found).times
+    resolved = with_times(make_clients(), found, method, first_params()).times
     np.testing.assert_allclose(resolved.step_seconds, 3 * found.step_seconds, rtol=1e-6)
     # Five steps of half a second would be in time, and one of 1.5 seconds is.
     devices = Devices(step_time=0.5, time_budget=2.5)
