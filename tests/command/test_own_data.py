@@ -46,7 +46,7 @@ def test_a_regression_by_owner(file, capsys):
     assert "5 clients" in said.err
     assert "names: ann, bob, cy, dee, eve" in said.err
     assert "1 outputs" in said.err
-    assert "mean squared error, last" in said.out
+    assert "last mean squared error" in said.out
     assert "accuracy" not in said.out
     saved = load_run("runs/one")
     with np.load("line.npz") as arrays:

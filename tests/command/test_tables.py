@@ -67,7 +67,7 @@ def test_a_regression_with_users_that_training_never_sees(folder, capsys):
     assert run(*OF_NUMBERS, "--run-dir", "runs/one") == 0
     said = capsys.readouterr()
     assert "8 clients" in said.err
-    assert "mean squared error, last" in said.out
+    assert "last mean squared error" in said.out
     rows, names = read(), json.loads(Path("runs/one/partition.json").read_text())["names"]
     users = sorted({row["user"] for row in rows})
     assert len(names) == 8
