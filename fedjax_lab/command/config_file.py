@@ -12,16 +12,12 @@ from fedjax_lab.command.options import as_float, fits, format_options, in_words
 from fedjax_lab.machine.json_file import read_json
 
 _YAML_SUFFIXES = (".yaml", ".yml")
+# PyYAML follows YAML 1.1, where 1e-3 is text; here it is a number, as in YAML 1.2 and in JSON.
+_DECIMAL = re.compile(r"[-+]?(0|[1-9][0-9_]*)\Z")
 _DEPTH = 5  # a run's config.json has settings in settings in settings
-# PyYAML follows YAML 1.1, where 1e-3 is text, and 017, 1:30 and 0x10 are integers; here numbers are
-# those of JSON, and all other words text.
-_TAG, _STARTS = "tag:yaml.org,2002:", list("-+.0123456789")
-_NUMBERS = {
-    "int": re.compile(r"[-+]?(?:0|[1-9][0-9_]*)\Z"),
-    "float": re.compile(
-        r"[-+]?(?:(?:[0-9][0-9_]*\.[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?|[0-9]+[eE][-+]?[0-9]+)\Z"
-    ),
-}
+_FLOAT_TAG, _FLOAT_STARTS = "tag:yaml.org,2002:float", list("-+.0123456789")
+_MERGE = "tag:yaml.org,2002:merge"
+_FLOAT = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)[eE][-+]?\d+\Z")
 
 
 def is_yaml(path: str | Path) -> bool:
@@ -71,7 +67,7 @@ def format_settings(values: Mapping[str, Any], form: str) -> str:
     class Dumper(yaml.SafeDumper):  # puts text that looks like a number into quotes
         pass
 
-    Dumper.add_implicit_resolver(f"{_TAG}float", _NUMBERS["float"], _STARTS)
+    Dumper.add_implicit_resolver(_FLOAT_TAG, _FLOAT, _FLOAT_STARTS)
     return yaml.dump(dict(values), Dumper=Dumper, sort_keys=False, default_flow_style=False)
 
 
@@ -116,20 +112,28 @@ def _parse_yaml(text: str) -> Any:
     import yaml
 
     class Loader(yaml.SafeLoader):
-        yaml_implicit_resolvers = {  # noqa: RUF012
-            start: [one for one in some if one[0] in (f"{_TAG}bool", f"{_TAG}null")]
-            for start, some in yaml.SafeLoader.yaml_implicit_resolvers.items()
-        }
-
         def construct_mapping(self, node, deep=False):
+            if any(key.tag == _MERGE for key, _ in node.value):
+                raise ValueError("<< merges settings of another place; write them out")
             keys = [self.construct_object(key, deep=True) for key, _ in node.value]
             for i, key in enumerate(keys):  # keys of YAML may have no hash
                 if key in keys[:i]:
                     raise ValueError(f"{key!r} is given twice")
             return super().construct_mapping(node, deep)
 
-    for name, pattern in _NUMBERS.items():
-        Loader.add_implicit_resolver(f"{_TAG}{name}", pattern, _STARTS)
+        def construct_yaml_int(self, node):
+            if not _DECIMAL.match(node.value):  # 017 and 1:30 mean 15 and 90 in YAML 1.1
+                raise ValueError(f"{node.value} is no decimal number; put text into quotes")
+            return super().construct_yaml_int(node)
+
+        def construct_yaml_float(self, node):
+            if ":" in node.value:  # 1:30.5 means 90.5
+                raise ValueError(f"{node.value} is no decimal number; put text into quotes")
+            return super().construct_yaml_float(node)
+
+    Loader.add_constructor(_FLOAT_TAG, Loader.construct_yaml_float)
+    Loader.add_constructor("tag:yaml.org,2002:int", Loader.construct_yaml_int)
+    Loader.add_implicit_resolver(_FLOAT_TAG, _FLOAT, _FLOAT_STARTS)
     try:
         depth = 0
         for event in yaml.parse(text, Loader):
