@@ -34,7 +34,7 @@ proximal weights are those of the paper's grid; pairs of learning rates whose pr
                 **fashion_columns("dirichlet:0.01", "dirichlet:0.1"),
                 **as_published(fashion_columns("dirichlet:0.01"), tuple(_METHODS)),
             },
-            minutes=260,
+            minutes=540,
             seeds=tuple(range(11, 21)),
         ),
         "smoke": smoke(100, 5, ("MIFAM", "GradMA")),

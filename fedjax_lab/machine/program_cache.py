@@ -17,7 +17,7 @@ VARIABLE = "FEDJAX_LAB_PROGRAMS"
 _WORTH_KEEPING = 0.1
 _JAX_WORTH_KEEPING, _JAX_MOST = 1.0, -1  # JAX's defaults, which the user has not chosen
 _MOST_BYTES = 2**30
-_MOST_PROGRAMS = 500  # JAX looks at each of them whenever it stores one
+_MOST_PROGRAMS = 500  # JAX looks at each whenever it stores one: 0.1 ms each
 _LOCK = ".lockfile"  # JAX's own
 
 

@@ -117,20 +117,22 @@ class Placement:
         Raises:
           ValueError: "sharded" does not work with this client map or N.
         """
-        client_map = self.client_map
-        can_shard = client_map.kind == "shard_map" and num_clients % client_map.shares == 0
-        if self.client_store == "sharded" and not can_shard:
+        if self.client_store == "sharded" and not self._can_divide(num_clients):
             raise ValueError(
-                f"client_store is 'sharded' with client_map {client_map.name!r} and {num_clients} "
-                "clients; it requires shard_map, and a number of devices that divides the number "
-                "of clients."
+                f"client_store is 'sharded' with client_map {self.client_map.name!r} and "
+                f"{num_clients} clients; it requires shard_map, and a number of devices that "
+                "divides the number of clients."
             )
         return "sharded" if self.divides_table(num_clients) else "device"
 
     def divides_table(self, num_clients: int) -> bool:
         """Return True if devices will divide the table of client state."""
-        client_map, asked = self.client_map, self.client_store in ("auto", "sharded")
-        return asked and client_map.divides_rows and num_clients % client_map.shares == 0
+        asked = self.client_store in ("auto", "sharded")
+        return asked and self.client_map.shares > 1 and self._can_divide(num_clients)
+
+    def _can_divide(self, num_clients: int) -> bool:
+        client_map = self.client_map
+        return client_map.kind == "shard_map" and num_clients % client_map.shares == 0
 
     def check_memory(self, shapes: FedState, name: str) -> None:
         """Check that a state fits on the devices.

@@ -214,8 +214,19 @@ def tune(
         proposals: Proposals = Even(spaces[name], seeds[0])
         if sampler is not None:
             proposals = Sampled(spaces[name], seeds[0], sampler, rungs.points[0])
-        parts = name, spaces[name], rungs, candidates, proposals, search_log, starts[name]
-        trials += Search(*parts, seeds=seeds, mode=mode, progress=progress).run()
+        search = Search(
+            name,
+            spaces[name],
+            rungs,
+            candidates,
+            proposals,
+            search_log,
+            starts[name],
+            seeds=seeds,
+            mode=mode,
+            progress=progress,
+        )
+        trials += search.run()
     return SearchResult(trials, rounds, mode, spaces)
 
 

@@ -119,4 +119,7 @@ def test_pmap_collects_messages_once_and_the_server_exchanges_nothing(make):
     assert found.keys() == {"all-gather", "all-reduce"}
     # Of the sums, and with rows of a number: whether they are finite.
     assert found["all-reduce"] == (2 if make is algorithms.scaffold else 1)
+    sent = {c.kind: c.bytes for c in figures(program).collectives}["all-reduce"]
+    vectors = 2 if make is algorithms.scaffold else 1  # of 42 numbers; then six metrics
+    assert sent <= 4 * (vectors * 42 + 7)
     assert found["all-gather"] <= 2 * len(params) + 1  # rows or messages, and who was finite

@@ -102,10 +102,10 @@ def test_healthy_cohorts_are_run_once_also_where_runs_are_batched():
 
 
 def test_a_round_that_leaves_out_clients_has_derivatives():
-    """By central differences, along a direction of the params and of the examples."""
-    algorithm = algorithms.fedavg(loss_fn, client_lr=0.2)
+    """By central differences, along a direction of the params, the examples and the rate."""
     (batch, *_) = rounds()
-    start = jax.tree.map(lambda x: np.asarray(x, float), (initial_params(), batch.examples["x"]))
+    start = (initial_params(), batch.examples["x"], 0.2)
+    start = jax.tree.map(lambda x: np.asarray(x, float), start)
     direction = jax.tree.map(np.cos, start)
 
     def moved(by):
@@ -113,7 +113,8 @@ def test_a_round_that_leaves_out_clients_has_derivatives():
 
     @jax.jit
     def norm(point):
-        params, x = point
+        params, x, client_lr = point
+        algorithm = algorithms.fedavg(loss_fn, client_lr=client_lr)
         examples = {"x": x, "y": batch.examples["y"]}
         state, _ = algorithm.round_fn(algorithm.init(params, N), batch._replace(examples=examples))
         return tree.norm(algorithm.params(state), squared=True)

@@ -182,7 +182,7 @@ def test_the_end_is_a_table(finished, capsys):
     assert run(finished) == 0
     shown = capsys.readouterr()
     accuracy = json.loads((finished / "metrics.jsonl").read_text().splitlines()[-1])["accuracy"]
-    assert f"{100 * accuracy:.2f}" in shown.out
+    assert re.search(rf"^last \(%\) +{100 * accuracy:.2f}$", shown.out, re.MULTILINE)
     assert "going on with" in shown.err
 
 

@@ -43,8 +43,8 @@ def visits(client_map):
 @pytest.mark.parametrize(
     "client_map", [pytest.param("chunk:2", marks=pytest.mark.methods), "shard_map:2"]
 )
-def test_a_client_map_is_parsed_once_and_eleven_functions_get_it_at_most(client_map):
+def test_a_client_map_is_parsed_once_and_ten_functions_get_it_at_most(client_map):
     found = visits(client_map)
     assert found[0] == "simulate"
     assert found.count("parse_client_map") == 1
-    assert len(found) <= 11
+    assert len(found) <= 10
