@@ -95,7 +95,7 @@ TASKS = {
     "table": Task(
         "the same without Python",
         (f"{LAB} run --dataset csv:users.csv --client user --target response --model linear",),
-        "mean squared error, last",
+        "last mean squared error",
         given=("users.csv",),
     ),
     "method": Task(
