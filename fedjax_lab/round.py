@@ -475,7 +475,8 @@ def plan_round(
       target: the machine; None: the current machine.
     """
     round_of = functools.partial(build_round, algorithm, target=target)
-    return choose_map(round_of, state, batch, target=target)
+    model = jax.eval_shape(algorithm.params, state), state.frozen
+    return choose_map(round_of, state, batch, target=target, model=model)
 
 
 class _OfClients(NamedTuple):

@@ -1,7 +1,8 @@
 """The planner chooses a client map for a machine, a method, a model and a cohort.
 
 - CPU: each device (core) runs its clients one after the other, because batched matrix products with
-  different weights for each client are slow there. It uses as many devices as shorten the round.
+  different weights for each client are slow there. It uses as many devices as shorten the round:
+  a single one if the round takes less time than devices take to exchange their sums.
 - GPU and TPU: every device runs as many clients at once as its memory allows. The device's compiler
   reports the memory that the program needs, before anything is allocated; the answer is stored.
   Without a compiler, and over several processes, all clients run at once.
@@ -13,6 +14,7 @@ Convolutions choose their lowering for the same target (``fedjax_lab.models.conv
 import functools
 import hashlib
 import json
+import math
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -30,6 +32,10 @@ from fedjax_lab.machine.target import Target, here
 # Share of a device's memory that a plan may use. The rest is for other data, such as the test set
 # and a copy of the state.
 _SHARE_OF_MEMORY = 0.9
+# Up to here, one CPU core computes a round before two have exchanged their sums
+# (`python -m experiments.benchmarks.small_rounds`).
+FEW_STEPS = 50  # local steps of a cohort
+_FEW_PRODUCTS = 3.2e7  # of a weight and a number of an example, at most, in a round
 
 # client map -> the round's function (state, batch) -> (state, metrics)
 RoundOf = Callable[[str], Callable[..., Any]]
@@ -62,6 +68,7 @@ def choose_map(
     batch: Any,
     *,
     target: Target | None = None,
+    model: Any = None,
     needs: Needs | None = None,
     also: Any = (),
 ) -> MapChoice:
@@ -71,6 +78,7 @@ def choose_map(
       round_of: client map -> round function for ``target``. The function is only traced; it is
         compiled if ``needs`` is None.
       target: the machine; None: the current machine.
+      model: the weights of the loss, or their shapes; None: unknown, and many.
       needs: client map -> bytes of its program, from the compiler; not called for a CPU. None: if
         the target has devices, their compiler is asked about the round.
       also: other values that the compiler's answer depends on, as JSON, in addition to the round,
@@ -84,6 +92,9 @@ def choose_map(
     available = target.num_devices
     devices = useful_devices(slots, available)
     spread = "" if devices == 1 else "shard_map" if devices == available else f"shard_map:{devices}"
+    is_small = model is not None and _is_small(batch, model)
+    if target.platform == "cpu" and devices > 1 and is_small:
+        return MapChoice("scan", f"cpu, 1 of {available} devices, because the round is small")
     where = f"{target.platform}, {devices} of {available} device{'s' * (available > 1)}"
     if target.platform == "cpu":
         return MapChoice(spread or "scan", f"{where}; clients one after the other on each")
@@ -144,6 +155,20 @@ def _most_at_once(
         fewer = min(max(int(many - (wanted - limit) / each), 1), many - 1)
         before = many, wanted
         many = -(-share // -(-share // fewer))
+
+
+def _is_small(batch: Any, model: Any) -> bool:
+    """Return True if one CPU core computes a round sooner than several do.
+
+    A layer multiplies each of its weights at most once with each number of an example, or of what
+    earlier layers made of it.
+    """
+    slots, steps, size = jax.tree.leaves(batch.examples)[0].shape[:3]
+    axes, data = (3, batch.examples) if batch.source is None else (1, batch.source)
+    numbers = sum(math.prod(leaf.shape[axes:]) for leaf in jax.tree.leaves(data))
+    weights = sum(leaf.size for leaf in jax.tree.leaves(model))
+    products = slots * steps * size * numbers * weights
+    return slots * steps <= FEW_STEPS and products <= _FEW_PRODUCTS
 
 
 def useful_devices(slots: int, available: int) -> int:

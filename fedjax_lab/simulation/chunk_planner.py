@@ -74,6 +74,7 @@ class ChunkPlanner:
             self._state,
             self.batch,
             target=target,
+            model=(jax.eval_shape(self._run.algorithm.params, self._state), self._state.frozen),
             needs=needs if target.devices else None,
             also=[length, [f"{leaf.dtype}{leaf.shape}" for leaf in jax.tree.leaves(self._clients)]],
         )

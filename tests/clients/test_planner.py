@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_lab import algorithms, build_round
+from fedjax_lab import CohortBatch, algorithms, build_round
 from fedjax_lab.clients import planner
 from fedjax_lab.clients.mapping import check_client_map, parse_client_map
 from fedjax_lab.machine.target import Target, named, tracing_for
@@ -57,6 +57,53 @@ def test_cpu_takes_one_stream_per_useful_core():
         plan = plan_round(algorithm, state, batch, machine("cpu", devices))
         assert plan.client_map == ("scan" if useful == 1 else some)
         assert f"{useful} of {devices} device" in str(plan)
+
+
+def drawn(dtype=jnp.float32, shape=(64,), slots=5, steps=5, size=16):
+    """A batch of examples on the devices."""
+    source = jax.ShapeDtypeStruct((1000, *shape), dtype), jax.ShapeDtypeStruct((1000,), jnp.int32)
+    indices = jax.ShapeDtypeStruct((slots, steps, size), jnp.int32)
+    ids, key = jax.ShapeDtypeStruct((slots,), jnp.int32), jax.eval_shape(lambda: jax.random.key(0))
+    return CohortBatch(ids, indices, key, jax.ShapeDtypeStruct((), jnp.int32), source=source)
+
+
+@pytest.mark.parametrize(
+    ("weights", "sizes", "platform", "expected"),
+    [
+        (650, {}, "cpu", "scan"),  # 650 * 65 * 400 = 17 million
+        (650, {"size": 40}, "cpu", "shard_map:5"),  # 42 million
+        (650, {"steps": 11, "size": 1}, "cpu", "shard_map:5"),  # 55 local steps
+        (650, {"shape": (28, 28)}, "cpu", "shard_map:5"),
+        (2600, {}, "cpu", "shard_map:5"),
+        (650, {}, "gpu", "shard_map:5"),
+    ],
+)
+def test_a_small_round_takes_one_core(monkeypatch, weights, sizes, platform, expected):
+    monkeypatch.setattr(planner, "FEW_STEPS", 50)
+    algorithm = algorithms.fedavg(lambda params, examples, key: examples[0] @ params, client_lr=1)
+    state = algorithm.init(jnp.zeros(weights), 10)
+    for batch in (drawn(**sizes), without_source(drawn(**sizes))):
+        plan = plan_round(algorithm, state, batch, machine(platform, 8))
+        assert plan.client_map == expected
+
+
+def without_source(batch):
+    slots_steps_size = batch.examples.shape
+    examples = jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct((*slots_steps_size, *leaf.shape[1:]), leaf.dtype),
+        batch.source,
+    )
+    return batch._replace(examples=examples, source=None)
+
+
+def test_frozen_weights_make_a_round_large(monkeypatch):
+    monkeypatch.setattr(planner, "FEW_STEPS", 50)
+    algorithm = algorithms.fedavg(lambda params, examples, key: examples[0] @ params, client_lr=1)
+    state = algorithm.init(jnp.zeros(10), 10)
+    cpu = machine("cpu", 2)
+    assert plan_round(algorithm, state, drawn(), cpu).client_map == "scan"
+    state = state._replace(frozen=jnp.zeros(10_000))
+    assert plan_round(algorithm, state, drawn(), cpu).client_map == "shard_map"
 
 
 @pytest.mark.parametrize(
