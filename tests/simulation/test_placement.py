@@ -1,5 +1,6 @@
 """The client map of a run is parsed once, and travels as the value that came of it."""
 
+import json
 import sys
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 
 import fedjax_lab
 from fedjax_lab import algorithms, data, simulate
+from fedjax_lab.clients import planner
 from fedjax_lab.clients.mapping import ClientMap
 
 PACKAGE = str(Path(fedjax_lab.__file__).parent)
@@ -48,3 +50,25 @@ def test_a_client_map_is_parsed_once_and_ten_functions_get_it_at_most(client_map
     assert found[0] == "simulate"
     assert found.count("parse_client_map") == 1
     assert len(found) <= 10
+
+
+@pytest.mark.parametrize(
+    ("few_steps", "store", "expected"),
+    [
+        (50, "auto", ("scan", "device", 1)),
+        (50, "sharded", ("shard_map:4", "sharded", 4)),
+        (3, "auto", ("shard_map:4", "sharded", 4)),
+    ],
+)
+def test_a_small_round_takes_one_device_unless_devices_shall_divide_its_table(
+    monkeypatch, tmp_path, few_steps, store, expected
+):
+    monkeypatch.setattr(planner, "FEW_STEPS", few_steps)
+    x = np.ones((24, 2), np.float32)
+    clients = data.from_clients({str(i): (x[i::8], x[i::8, 0]) for i in range(8)})
+    method = algorithms.scaffold(lambda p, examples, key: examples[0] @ p["w"], client_lr=0.1)
+    plan = {"rounds": 1, "cohort_size": 4, "local_steps": 1, "batch_size": 2}
+    run = tmp_path / "run"
+    simulate(method, {"w": jnp.ones(2)}, clients, client_store=store, run_dir=run, **plan)
+    config = json.loads((run / "config.json").read_text())
+    assert tuple(config[name] for name in ("client_map", "client_store", "num_devices")) == expected
