@@ -90,8 +90,7 @@ def choose_map(
     target = here() if target is None else target
     slots = batch.client_ids.shape[0]
     available = target.num_devices
-    devices = useful_devices(slots, available)
-    spread = "" if devices == 1 else "shard_map" if devices == available else f"shard_map:{devices}"
+    devices, spread = _spread(slots, available)
     is_small = model is not None and _is_small(batch, model)
     if target.platform == "cpu" and devices > 1 and is_small:
         return MapChoice("scan", f"cpu, 1 of {available} devices, because the round is small")
@@ -171,6 +170,13 @@ def _is_small(batch: Any, model: Any) -> bool:
     return slots * steps <= FEW_STEPS and products <= _FEW_PRODUCTS
 
 
+def _spread(slots: int, available: int) -> tuple[int, str]:
+    """Return (the number of useful devices, the client map on them or "" for one)."""
+    devices = useful_devices(slots, available)
+    several = "shard_map" if devices == available else f"shard_map:{devices}"
+    return devices, "" if devices == 1 else several
+
+
 def useful_devices(slots: int, available: int) -> int:
     """Return the smallest number of devices for which the longest share is as short as possible."""
     share = -(-slots // available)
@@ -200,7 +206,8 @@ def alternatives(planned: str, slots: int, target: Target | None = None) -> tupl
     target = here() if target is None else target
     outer, _, share = planned.partition("/")
     if target.platform == "cpu":
-        return planned, "scan" if outer != "scan" else f"chunk:{min(2, slots)}"
+        other = _spread(slots, target.num_devices)[1] or f"chunk:{min(2, slots)}"
+        return planned, other if outer == "scan" else "scan"
     half = max(slots // 2, 1)
     if share.startswith("chunk") or outer.startswith("chunk"):
         half = max(int(planned.rpartition(":")[2]) // 2, 1)

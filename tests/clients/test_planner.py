@@ -259,6 +259,8 @@ def test_the_faster_plan_wins_and_is_remembered(plans):
         ("gpu", 1, "vmap", "chunk:5"),
         ("gpu", 1, "chunk:4", "chunk:2"),
         ("gpu", 2, "shard_map", "shard_map/chunk:2"),
+        ("cpu", 2, "scan", "shard_map"),  # a small round
+        ("cpu", 8, "scan", "shard_map:5"),
         ("gpu", 2, "shard_map/chunk:4", "shard_map/chunk:1"),
     ],
 )
