@@ -86,7 +86,7 @@ class Devices:
     def _compared(self) -> tuple[Any, ...]:
         """Return what a program depends on, also of attributes that a subclass adds."""
         values = vars(self).items()
-        is_plain = (int, float, str, type(None))
+        is_plain = (int, float, str, np.generic, type(None))
         return type(self), *((n, v if isinstance(v, is_plain) else id(v)) for n, v in values)
 
     def __eq__(self, other: object) -> bool:

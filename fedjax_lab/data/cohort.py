@@ -98,7 +98,7 @@ class ScheduleOptions(TypedDict, total=False):
 
 _WEIGHTS = ("examples", "uniform")
 _WORK = ("local_steps", "local_epochs")
-_PLAIN = (int, float, str, type(None))
+_PLAIN = (int, float, str, np.generic, type(None))
 
 
 class Schedule(NamedTuple):

@@ -15,6 +15,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from fedjax_lab.checks import MOST_ROUNDS, warn
 from fedjax_lab.descriptions import may_agree
 from fedjax_lab.machine.atomic_files import write_atomically, write_text
@@ -44,10 +46,19 @@ def versions() -> dict[str, str]:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write a JSON file atomically: a reader sees the old or the new file, never a part."""
+    """Write a JSON file atomically: a reader sees the old or the new file, never a part.
+
+    A scalar of NumPy becomes the number that it is.
+    """
     with write_atomically(path) as file:
-        json.dump(value, file, indent=2, sort_keys=True, allow_nan=False)
+        json.dump(value, file, indent=2, sort_keys=True, allow_nan=False, default=_number)
         file.write("\n")
+
+
+def _number(value: Any) -> Any:
+    if isinstance(value, np.generic):
+        return value.item()
+    raise TypeError(f"{value!r} is no JSON value")
 
 
 def open_run_dir(path: Path, config: dict[str, Any]) -> None:
@@ -64,7 +75,7 @@ def open_run_dir(path: Path, config: dict[str, Any]) -> None:
       FileExistsError: the directory has another run, or other files.
       ValueError: its config.json cannot be read.
     """
-    config = json.loads(json.dumps(config))
+    config = json.loads(json.dumps(config, default=_number))
     file = path / CONFIG
     if not file.exists():
         if any(file for file in path.iterdir() if not _is_ours(file.name)):

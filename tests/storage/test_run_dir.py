@@ -75,6 +75,19 @@ def bare(algorithm):
     return dataclasses.replace(algorithm, name="mine", hyperparameters={})
 
 
+def test_numbers_of_numpy_are_the_same_settings(tmp_path):
+    devices = data.Devices(min_local_steps=1, time_budget=2.5)
+    settings = {"rounds": 2, "seed": 3, "cohort_size": 3, "local_steps": 2, "replace": True}
+    of_numpy = {name: np.array(value)[()] for name, value in settings.items()}
+    own = data.Devices(min_local_steps=np.int64(1), time_budget=np.float32(2.5))
+    first = run(algorithm=FEDAVG, devices=own, run_dir=tmp_path, **of_numpy)
+    again = run(algorithm=FEDAVG, devices=devices, run_dir=tmp_path, **settings)
+    assert first.history == again.history  # the directory is that of the same run
+    config = json.loads((tmp_path / "config.json").read_text())
+    assert {name: config[name] for name in settings} == settings
+    assert config["devices"] == dataclasses.asdict(devices)
+
+
 @pytest.mark.parametrize(
     ("before", "now", "named"),
     [
