@@ -199,8 +199,9 @@ def sweep(
     bar.start_clock()
     done: list[_Done] = []
     with closing(bar), stop_on_signal() as stop:
+        stop.at_once = False  # the first chunk is waited for, also while it compiles
         for index, numbers in enumerate(groups):
-            if stop.is_set():
+            if stop.is_set() and done:
                 break
             program.start([starts[number] for number in numbers])
             with closing(folder.open(index, program.size)) as log:

@@ -11,7 +11,7 @@ from fedjax_lab.simulation.processes import Processes
 from fedjax_lab.simulation.run_log import Row, RunLog
 from fedjax_lab.simulation.sweep_result import Point
 from fedjax_lab.storage.fingerprint import hash_arrays, hash_program
-from fedjax_lab.storage.run_dir import SWEEP, write_json
+from fedjax_lab.storage.run_dir import SWEEP, is_leftover, write_json
 from fedjax_lab.types import Params
 
 _GROUP = "group{}"  # folder of a group, by its number
@@ -80,7 +80,7 @@ class SweepFolder:
             found = read_json(file, {"runs_at_once": int}, hint="Choose another run_dir.")
             self.runs_at_once = found["runs_at_once"]
             self.open(0, found["runs_at_once"]).close()  # refuse another sweep before compiling
-        elif self._path.exists() and any(self._path.iterdir()):
+        elif self._path.exists() and not all(is_leftover(f.name) for f in self._path.iterdir()):
             raise FileExistsError(
                 f"run_dir is {str(self._path)!r}, which has files but no {SWEEP}; it must be "
                 "empty, new, or the directory of the same sweep."

@@ -78,7 +78,7 @@ def open_run_dir(path: Path, config: dict[str, Any]) -> None:
     config = json.loads(json.dumps(config, default=_number))
     file = path / CONFIG
     if not file.exists():
-        if any(file for file in path.iterdir() if not _is_ours(file.name)):
+        if any(file for file in path.iterdir() if not is_leftover(file.name)):
             raise FileExistsError(
                 f"run_dir is {str(path)!r}, which has files but no {CONFIG}; it must be empty, "
                 "new, or a directory of the same run."
@@ -187,8 +187,12 @@ def renamed_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
 _RENAMED = {"dp_clip": "dp_clip_norm", "dp_noise": "dp_noise_multiplier"}
 
 
-def _is_ours(name: str) -> bool:
-    """Return True if a run that was killed before its config.json may have left this file."""
+def is_leftover(name: str) -> bool:
+    """Return True if a run that was killed before its first file was whole may have left this one.
+
+    Args:
+      name: name of a file in a run directory.
+    """
     return name in (LOCK, HOLDER) or name.endswith(".tmp")
 
 

@@ -1,7 +1,9 @@
 """Signals: a compiler is not waited for, as long as nothing has been computed."""
 
+import contextlib
 import os
 import signal
+import sys
 import threading
 import time
 
@@ -81,3 +83,27 @@ def test_a_signal_in_the_last_chunk_ends_a_loop_too():
         run(**settings)
     forget_signal()
     assert run(**settings).stopped is None
+
+
+def test_a_signal_lets_a_sweep_finish_a_chunk(capfd, monkeypatch):
+    def call(stop_when=None):
+        build = lambda client_lr: algorithms.fedavg(loss_fn, client_lr=client_lr)  # noqa: E731
+        given = {"rounds": 8, "cohort_size": 2, "local_steps": 1, "batch_size": 2, "eval_every": 2}
+        given |= {"points": {"client_lr": [0.1]}, "seeds": (0,), "stop_when": stop_when}
+        found = sweep(build, first_params(), make_clients(), **given)
+        forget_signal()
+        return found.interrupted, found.rounds.tolist()
+
+    assert call(interrupt) == (True, [2, 4, 6])  # rows are asked about before the next chunk
+    said = capfd.readouterr().err
+    assert "finishing this chunk of rounds" in said
+    assert "nothing to save" not in said
+
+    @contextlib.contextmanager
+    def set_at_once():
+        with stop_on_signal() as stop:
+            stop.signal = signal.SIGINT
+            yield stop
+
+    monkeypatch.setattr(sys.modules[sweep.__module__], "stop_on_signal", set_at_once)
+    assert call(lambda row: False) == (True, [2])

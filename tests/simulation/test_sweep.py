@@ -409,6 +409,7 @@ def test_so_it_does_in_simulate(spoilt, name):
 
 def test_a_sweep_shorter_than_an_evaluation_can_be_extended(tmp_path):
     options = {"run_map": "scan", "evaluate": scored, "eval_every": 4}
+    (tmp_path / ".sweep.json.0a1b2c3d.tmp").write_text('{"half')  # what a kill leaves
     run(rounds=2, run_dir=tmp_path, **options)
     longer = run(rounds=3, run_dir=tmp_path, **options)
     assert_equal_results(longer, run(rounds=3, **options))
