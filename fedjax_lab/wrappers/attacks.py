@@ -77,7 +77,9 @@ def _turns(num_clients: int, seed: int) -> np.ndarray:
 
 
 def _count(num_clients: int, share: Scalar) -> Any:
-    return (jnp if is_traced(share) else np).floor(share * num_clients + 0.5)
+    """Round share * N; in JAX's precision, so that a traced share gives the same number."""
+    xp: Any = jnp if is_traced(share) else np
+    return xp.floor(xp.asarray(share, jnp.result_type(float)) * num_clients + 0.5)
 
 
 @suggest_keywords

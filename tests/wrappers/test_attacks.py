@@ -70,18 +70,22 @@ def test_who_attacks_is_drawn_once_for_shapes_alone(monkeypatch):
     np.testing.assert_array_equal(attackers(100, 0.3, seed), np.flatnonzero(inverse < 30))
 
 
-def test_the_share_may_be_swept():
+@pytest.mark.parametrize(
+    ("num_clients", "shares"),
+    # 0.145 * 100 is 14.5 in decimals and in float32, and less in float64.
+    [(10, [0.0, 0.1, 0.25, 0.5, 1.0]), (100, [0.145, 0.265, 0.285, 0.525, 0.585])],
+)
+def test_the_share_may_be_swept(num_clients, shares):
     """As an argument of the program it makes the same clients attackers."""
-    shares = np.array([0.0, 0.1, 0.25, 0.5, 1.0])
 
     @jax.jit
     def marked(share):
         algorithm = with_attack(teller(), "sign_flip", share=share, seed=SEED)
-        return algorithm.init(params(), 10).clients.attacks
+        return algorithm.init(params(), num_clients).clients.attacks
 
     for share in shares:
         np.testing.assert_array_equal(
-            np.flatnonzero(marked(share)), attackers(10, float(share), SEED)
+            np.flatnonzero(marked(share)), attackers(num_clients, share, SEED)
         )
 
 
