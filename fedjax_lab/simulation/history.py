@@ -136,7 +136,9 @@ class History:
         self._totals["bytes_up"] += bytes_up
         self._totals["bytes_down"] += bytes_down
         participants, steps = metrics.pop("participants"), metrics.pop("local_steps")
-        self._totals["gradients"] += round((participants * steps).sum()) * self._gradients_per_step
+        # Means have the precision of float32; each round's total is a whole number.
+        taken = np.rint(participants * steps).sum()
+        self._totals["gradients"] += round(taken) * self._gradients_per_step
         counted = "bytes_up", "bytes_down", "message_parts", "nonfinite_clients", "finite_clients"
         for name in (*counted, "overflow"):  # which ``Watch`` has checked
             metrics.pop(name, None)

@@ -228,6 +228,15 @@ def test_who_has_a_value_is_no_matter_of_nan():
     assert math.isnan(row["local_steps"])
 
 
+def test_gradients_are_exact_though_the_mean_of_the_steps_is_rounded():
+    steps, rounds = 50_001, 600  # of 31 clients together in a round
+    mean = np.full(rounds, np.float32(steps) / np.float32(31))
+    came, nothing = np.full(rounds, 31.0), np.zeros(rounds)
+    metrics = {"participants": came, "local_steps": mean}
+    metrics |= {"bytes_up": nothing, "bytes_down": nothing}
+    assert row_of(**metrics)["gradients"] == steps * rounds
+
+
 def test_a_step_of_the_server_and_a_message_that_is_not_sent():
     came, own = np.array([2, 0, 1, 0, 2, 2.0]), RNG.random(6)
     steps = np.array([0, 1, 0, 0, 1, 1.0])
