@@ -248,7 +248,7 @@ def _read(name: str, value: Any) -> Range | Values:
                 f"space[{name!r}] is {value!r}; its values must be numbers. For options that "
                 "change the program itself, add another entry to methods."
             )
-        return Values(tuple(map(float, value)))
+        return Values(tuple(dict.fromkeys(map(float, value))))  # a value twice is no further point
     raise TypeError(
         f"space[{name!r}] is {value!r}; it must be a pair (low, high) or a list of numbers."
     )

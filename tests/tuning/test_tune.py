@@ -388,6 +388,8 @@ def test_lists_are_tried_in_equal_numbers_and_each_combination_once():
     for count in (1, 7, 11, 12, 40):
         points = spread(lists, count, 0)
         assert len({tuple(point.values()) for point in points}) == len(points) == min(count, 12)
+    twice = read_space({"a": [1.0, 1], "b": [2.0, 2.0]}, {"own": lambda a, b: None})["own"]
+    assert spread(twice, 3, 0) == [{"a": 1.0, "b": 2.0}]  # there is no second one to wait for
     some = spread(lists, 7, 0)
     rest = spread(lists, 9, 0, some)
     assert len({tuple(point.values()) for point in (*some, *rest)}) == 12
