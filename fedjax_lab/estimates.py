@@ -37,7 +37,8 @@ def estimate(values: Sequence[float]) -> Estimate:
     mean = math.fsum(values) / n
     if n == 1:
         return Estimate(mean, None, 1)
-    deviation = math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (n - 1))
+    # Not a sum of squares, which of float64 may overflow.
+    deviation = math.hypot(*(value - mean for value in values)) / math.sqrt(n - 1)
     return Estimate(mean, standard_errors(n) * deviation / math.sqrt(n), n)
 
 

@@ -282,7 +282,8 @@ def score_rows(pivot: Pivot, best: Callable[[str], str]) -> Cells:
 def target_rows(pivot: Pivot) -> Cells | None:
     """Return header and rows of rounds to the target; None if there is no target.
 
-    A mean is given only if all seeds reach it. Targets stand beside the settings' names.
+    A mean is given only if all seeds reach it. Targets stand beside the settings' names; a setting
+    in which no method has a score has none.
     """
 
     def text(cell: Cell) -> str:
@@ -293,7 +294,12 @@ def target_rows(pivot: Pivot) -> Cells | None:
     if all(math.isnan(cell.target) for cell in pivot.cells.values()):
         return None
     targets = {setting: cell.target for (_, setting), cell in pivot.cells.items()}
-    return _rows(pivot, text, lambda setting: f"{setting} ({100 * targets[setting]:.10g} %)")
+
+    def named(setting: str) -> str:
+        target = targets[setting]
+        return setting if math.isnan(target) else f"{setting} ({100 * target:.10g} %)"
+
+    return _rows(pivot, text, named)
 
 
 def _rows(pivot: Pivot, text: Callable[[Cell], str], named: Callable[[str], str] = str) -> Cells:

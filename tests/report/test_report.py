@@ -51,6 +51,12 @@ def test_two_values_by_hand():
     assert estimate([1.0, 3.0]).half_width == pytest.approx(math.tan(0.475 * math.pi))
 
 
+def test_values_whose_squares_are_beyond_a_float_have_an_interval():
+    """A loss in float64 that is about to diverge."""
+    small, large = estimate([1.0, 3.0, 7.0]), estimate([1e200, 3e200, 7e200])
+    assert large.half_width == pytest.approx(1e200 * small.half_width)
+
+
 def test_one_value_has_no_interval():
     assert estimate([0.5]) == Estimate(0.5, None, 1)
     with pytest.raises(ValueError, match="empty"):

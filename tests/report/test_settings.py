@@ -158,6 +158,13 @@ def test_a_table_of_methods_by_partitions_against_numpy(grid):
     assert targets[2][1:] == ["2 of 3 seeds", "-", "-"]
 
 
+def test_a_setting_in_which_all_methods_diverged_has_no_target(tmp_path):
+    for spec, stopped in (("iid", None), ("dirichlet:1", "diverged")):
+        write_run(tmp_path / spec, stopped=stopped, partition={"spec": spec})
+    (pivot,) = pivots_of(sections_of(load_runs([tmp_path])), ("method", "partition"))
+    assert target_rows(pivot)[0] == ["method", "dirichlet:1", "iid (90.2 %)"]
+
+
 def cells_of(latex):
     """The rows of each tabular, of a text that TeX accepts: of this form, escaped, rows of equal
     lengths."""
