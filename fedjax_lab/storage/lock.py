@@ -6,6 +6,7 @@ import json
 import os
 import socket
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 from fedjax_lab.machine.atomic_files import new_file
@@ -51,6 +52,27 @@ class RunDirLock:
         with contextlib.suppress(OSError):
             self._holder.unlink(missing_ok=True)
         self._lock.release()
+
+
+@contextlib.contextmanager
+def one_writer(run_dir: str | Path | None) -> Iterator[None]:
+    """Hold the lock on a directory, which is created; None: nothing is written.
+
+    Args:
+      run_dir: the directory.
+
+    Raises:
+      BlockingIOError, OSError: as ``RunDirLock``.
+    """
+    if run_dir is None:
+        yield
+        return
+    Path(run_dir).mkdir(parents=True, exist_ok=True)
+    lock = RunDirLock(Path(run_dir))
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def _described(holder: Path) -> str:

@@ -30,7 +30,7 @@ class SearchLog:
 
     def __init__(self, folder: str | Path | None, settings: Mapping[str, Any]):
         self._folder = None if folder is None else Path(folder)
-        text = json.dumps(settings, sort_keys=True, default=str)
+        text = json.dumps(settings, sort_keys=True, default=_text_or_number)
         self._digest = hashlib.sha256(text.encode()).hexdigest()
         self._done: dict[str, Any] = {}
         if self._folder is None:
@@ -102,6 +102,10 @@ class SearchLog:
         write_json(self._folder / TRIALS, {"search": self._digest, "methods": self._done})
         if before and before != states:
             (self._folder / before).unlink(missing_ok=True)
+
+
+def _text_or_number(value: Any) -> Any:
+    return value.item() if isinstance(value, np.generic) else str(value)
 
 
 def _number(score: float | None) -> float:

@@ -31,6 +31,7 @@ from fedjax_lab.simulation.evaluate import build_evaluation
 from fedjax_lab.simulation.stop import check_not_ended
 from fedjax_lab.simulation.sweep_result import Point, check_seeds, check_traced
 from fedjax_lab.storage.fingerprint import hash_arrays, hash_function
+from fedjax_lab.storage.lock import one_writer
 from fedjax_lab.storage.run_dir import versions
 from fedjax_lab.tuning.candidates import Candidates
 from fedjax_lab.tuning.halving import equal_budgets
@@ -140,6 +141,7 @@ def tune(
         ``hold_out="clients"`` exclude each other.
       FloatingPointError: as ``sweep``.
       FileExistsError: ``run_dir`` has another search.
+      BlockingIOError: another process is writing to ``run_dir``.
       ImportError: ``sampler`` is set, and optuna is missing.
       RuntimeError: all points of a method diverged.
       KeyboardInterrupt: Ctrl-C; or a signal has ended an earlier run of this process (see
@@ -206,27 +208,28 @@ def tune(
     settings |= {"rounds": rounds, "budget": budget, "finalists": finalists, "mode": mode}
     settings |= {"average": average, "sampler": _sampler_record(sampler)}
     settings |= {"start_points": starts} if start_points else {}
-    search_log = SearchLog(run_dir, settings)
     trials: list[Trial] = []
-    for (name, build), rungs in zip(methods.items(), rungs_of_methods, strict=True):
-        evaluate = build_evaluation(counts[name], held)
-        candidates = Candidates(build, runs[name], timed[name], evaluate, average)
-        proposals: Proposals = Even(spaces[name], seeds[0])
-        if sampler is not None:
-            proposals = Sampled(spaces[name], seeds[0], sampler, rungs.points[0])
-        search = Search(
-            name,
-            spaces[name],
-            rungs,
-            candidates,
-            proposals,
-            search_log,
-            starts[name],
-            seeds=seeds,
-            mode=mode,
-            progress=progress,
-        )
-        trials += search.run()
+    with one_writer(run_dir):
+        search_log = SearchLog(run_dir, settings)
+        for (name, build), rungs in zip(methods.items(), rungs_of_methods, strict=True):
+            evaluate = build_evaluation(counts[name], held)
+            candidates = Candidates(build, runs[name], timed[name], evaluate, average)
+            proposals: Proposals = Even(spaces[name], seeds[0])
+            if sampler is not None:
+                proposals = Sampled(spaces[name], seeds[0], sampler, rungs.points[0])
+            search = Search(
+                name,
+                spaces[name],
+                rungs,
+                candidates,
+                proposals,
+                search_log,
+                starts[name],
+                seeds=seeds,
+                mode=mode,
+                progress=progress,
+            )
+            trials += search.run()
     return SearchResult(trials, rounds, mode, spaces)
 
 

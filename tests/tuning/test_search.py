@@ -198,6 +198,13 @@ def test_a_search_that_is_interrupted_anywhere_goes_on_to_the_same_trials(
     assert set(rounds_run) == {PLAN.run_rounds}  # nothing is run twice
 
 
+def test_a_number_of_numpy_is_the_same_setting(tmp_path):
+    SearchLog(tmp_path, {"rounds": np.int64(4)}).save("m", 1, [], [])
+    assert SearchLog(tmp_path, {"rounds": 4}).load("m")[0] == 1
+    with pytest.raises(FileExistsError, match="holds another search"):
+        SearchLog(tmp_path, {"rounds": 5})
+
+
 def test_a_damaged_file_of_trials_is_named_with_the_remedy(tmp_path):
     (tmp_path / search_log_module.TRIALS).write_text('{"search": ')
     with pytest.raises(ValueError, match=r"trials\.json cannot be read as JSON .*another run_dir"):

@@ -11,6 +11,7 @@ import pytest
 from fedjax_lab import algorithms, data, models, simulate, tune, with_dp
 from fedjax_lab.data import ClientTimes
 from fedjax_lab.machine.keys import seeded
+from fedjax_lab.storage.lock import RunDirLock
 from fedjax_lab.tuning import search_log
 from fedjax_lab.tuning.score import evaluation_key
 from fedjax_lab.tuning.space import Range, Values, read_space, spread
@@ -472,6 +473,17 @@ def test_the_key_with_which_a_loss_is_evaluated():
 
 def fedavg_of(loss):
     return algorithms.fedavg(loss, client_lr=0.1)
+
+
+def test_a_search_has_one_writer(tmp_path):
+    """Two would each store the trials of all methods as they know them."""
+    (tmp_path / search_log.TRIALS).write_text('{"search": "another"}')  # which ends it soon
+    lock = RunDirLock(tmp_path)
+    for error, match in ((BlockingIOError, "is writing"), (FileExistsError, "another search")):
+        with pytest.raises(error, match=match):
+            search({"fedavg": FEDAVG}, {"client_lr": [0.1]}, budget=2, run_dir=tmp_path)
+        lock.release()
+    RunDirLock(tmp_path).release()  # a search that ended with an error left it
 
 
 def test_one_warning_of_losses_that_are_scored_as_in_training(tmp_path):
