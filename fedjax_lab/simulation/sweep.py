@@ -263,7 +263,7 @@ def _result(
             lambda *parts: _all_runs(parts, shape), *(params for _, params, _ in done)
         ),
         diverged=diverged.reshape(shape),
-        stopped=(is_over & ~diverged & (lengths < columns)).reshape(shape),
+        stopped=(is_over & ~diverged & (lengths < expected)).reshape(shape),
         seconds=sum(clock.seconds for *_, clock in done),
         compile_seconds=max(clock.compile_seconds for *_, clock in done),
         interrupted=bool((~is_over & (lengths < expected)).any()),

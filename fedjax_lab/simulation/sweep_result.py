@@ -171,8 +171,8 @@ class SweepResult:
       runs_at_once: number of runs in one call of the program.
       diverged: bool [P, R], whether a run diverged, by the rule of ``simulate``. None: unknown, and
         a run whose last value is not finite counts as diverged.
-      stopped: bool [P, R], whether ``stop_when`` ended a run before the last evaluation, which then
-        repeats the run's last values. None: no run could.
+      stopped: bool [P, R], whether ``stop_when`` ended a run before its last round; later
+        evaluations repeat the run's last values. None: no run could.
     """
 
     points: list[Point]

@@ -479,6 +479,7 @@ def test_a_run_that_is_over_keeps_its_last_values(run_map, tmp_path):
     assert_equal_results(run(rounds=4, run_dir=tmp_path, **options), result)  # it stays over
     longer = run(rounds=6, stop_when=lambda row: True, run_dir=tmp_path, **options)
     assert longer.rounds.tolist() == [1, 2, 3, 4]  # now all are over
+    assert longer.stopped.all()
     assert not longer.interrupted
     longer = run(rounds=6, run_dir=tmp_path, **options)
     assert longer.stopped.tolist() == [[True], [False]]
@@ -525,7 +526,7 @@ def test_a_group_whose_runs_diverged_or_are_over_ends(monkeypatch):
     )  # fmt: skip
     assert advanced == [(0, [True, True]), (1, [False, True]), (2, [False, True])]
     assert result.diverged.tolist() == [[True], [False]]
-    assert not result.stopped.any()
+    assert result.stopped.tolist() == [[False], [True]]  # also where no other run went on
     assert not result.interrupted
     assert result.rounds.tolist() == [1, 2, 3]
     assert np.isnan(result.history["size"][0, 0]).all()
