@@ -61,7 +61,7 @@ def check_ranges(group: Any) -> None:
     for name, value in vars(group).items():
         for check in getattr(hints[name], "__metadata__", ()):
             if isinstance(check, partial) and value is not None:
-                for each in value if isinstance(value, tuple) else (value,):
+                for each in value if isinstance(value, tuple | list) else (value,):
                     check(name, each)
 
 
