@@ -118,10 +118,13 @@ class Placement:
           ValueError: "sharded" does not work with this client map or N.
         """
         if self.client_store == "sharded" and not self._can_divide(num_clients):
+            available = jax.device_count() if self.target is None else self.target.num_devices
+            fitting = max(n for n in range(1, available + 1) if num_clients % n == 0)
+            hint = f", such as 'shard_map:{fitting}'" if fitting > 1 else ""
             raise ValueError(
                 f"client_store is 'sharded' with client_map {self.client_map.name!r} and "
                 f"{num_clients} clients; it requires shard_map, and a number of devices that "
-                "divides the number of clients."
+                f"divides the number of clients{hint}."
             )
         return "sharded" if self.divides_table(num_clients) else "device"
 

@@ -119,7 +119,8 @@ def test_where_a_table_stands(client_store, client_map, num_clients, expected):
     [
         ("sharded", "vmap", 16, "client_store is 'sharded' with client_map 'vmap'"),
         ("sharded", "pmap", 16, "with client_map 'pmap'"),
-        ("sharded", "shard_map", 20, "and 20 clients; .* divides the number of clients"),
+        ("sharded", "shard_map", 20, "and 20 clients; .* divides the number of clients, .*:5"),
+        ("sharded", "shard_map", 11, r"and 11 clients; .* the number of clients\."),
         ("device", "scan", 10**6, "scaffold keeps 40,000,000 bytes for each of 1,000,000 clients"),
         (
             "sharded",
