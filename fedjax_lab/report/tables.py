@@ -1,6 +1,7 @@
 """A report's tables, as Markdown."""
 
 import math
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -222,9 +223,12 @@ def seed_table(runs: Sequence[Run]) -> Cells:
     """
     columns = measures(runs, tail_of(runs))
     columns = {n: f for n, f in columns.items() if not n.startswith(_NOT_OF_SEEDS)}
-    cells = _formatted([*([run] for run in runs), runs], columns, score_of(runs))
+    score = score_of(runs)
+    cells = _formatted([*([run] for run in runs), runs], columns, score)
     names = [*(str(run.seed) for run in runs), "mean ± 95 %"]
     head = ["seed", *(name.replace(" of clients (%)", " (%)") for name in columns)]
+    if score.is_accuracy:  # which a report's heading says
+        head = [re.sub(r"^(top|last) ", rf"\1 {score.words} ", name) for name in head]
     return [head, *([name, *row] for name, row in zip(names, cells, strict=True))]
 
 

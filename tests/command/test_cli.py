@@ -182,7 +182,7 @@ def test_the_end_is_a_table(finished, capsys):
     assert run(finished) == 0
     shown = capsys.readouterr()
     accuracy = json.loads((finished / "metrics.jsonl").read_text().splitlines()[-1])["accuracy"]
-    assert re.search(rf"^last \(%\) +{100 * accuracy:.2f}$", shown.out, re.MULTILINE)
+    assert re.search(rf"^last accuracy \(%\) +{100 * accuracy:.2f}$", shown.out, re.MULTILINE)
     assert "going on with" in shown.err
 
 
@@ -252,7 +252,7 @@ def test_a_run_that_diverges_has_no_score(tmp_path, capsys):
     assert run(directory, "--client-lr", "3e38") == 3
     said = capsys.readouterr()
     assert "fedjax-lab: warning: diverged: " in said.err
-    assert re.search(r"^top \(%\) +-$", said.out, re.MULTILINE)
+    assert re.search(r"^top accuracy \(%\) +-$", said.out, re.MULTILINE)
     assert read(directory / "summary.json")["stopped"] == "diverged"
     assert main(["report", str(directory)]) == 0
     assert "Runs that diverged and have no score: 1" in (directory / "report.md").read_text()
