@@ -37,7 +37,7 @@ def estimate(values: Sequence[float]) -> Estimate:
     mean = math.fsum(values) / n
     if n == 1:
         return Estimate(mean, None, 1)
-    # Not a sum of squares, which of float64 may overflow.
+    # Without squares, which may overflow.
     deviation = math.hypot(*(value - mean for value in values)) / math.sqrt(n - 1)
     return Estimate(mean, standard_errors(n) * deviation / math.sqrt(n), n)
 

@@ -273,8 +273,9 @@ def build_round(
 
     On a CPU, XLA ends the process if more than 32 calls of a program for several devices wait. A
     round that is called outside of ``jit`` waits for earlier rounds in time; in a program of your
-    own it cannot. So "auto" is one device there; with a client map on several devices, wait for a
-    result every few calls (``jax.block_until_ready``).
+    own it cannot. So "auto" is one device there, and one for a round so small that one core
+    computes it sooner; with a client map on several devices, wait for a result every few calls
+    (``jax.block_until_ready``).
 
     - Each client's randomness depends on the batch's key, the phase and the client's id, never on
       its slot or device.

@@ -17,7 +17,6 @@ import jax
 import pytest
 
 import fedjax_lab
-from fedjax_lab.clients import planner
 from tests.kept_programs import KeptPrograms, common_folder, use_programs
 from tests.tiers import long_cases
 
@@ -40,8 +39,6 @@ jax.config.update("jax_traceback_in_locations_limit", 0)
 jax.config.update("jax_platforms", os.environ.get("FEDJAX_LAB_TEST_PLATFORM", "cpu"))
 jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update("jax_numpy_rank_promotion", "raise")
-# Small rounds stand for large ones here, which a CPU computes on several devices.
-planner.FEW_STEPS = 0
 
 
 # The tests save hundreds of checkpoints, which wait for the disk; a folder in memory is as good.

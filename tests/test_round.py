@@ -21,6 +21,7 @@ from fedjax_lab import (
     with_compression,
 )
 from fedjax_lab.checks import KnownArrays
+from fedjax_lab.clients import planner
 from fedjax_lab.clients.costs import Costs
 from fedjax_lab.clients.host_devices import WaitingCalls
 from fedjax_lab.clients.local import Gradient, local_steps
@@ -446,14 +447,19 @@ def test_each_client_knows_its_number(client_map):
     np.testing.assert_array_equal(state.server.params["seen"], expected)
 
 
-def test_in_a_program_of_ones_own_a_cpu_is_one_device():
-    """XLA ends the process if more than 32 calls of a program for several CPU devices wait."""
+@pytest.mark.parametrize(("few_steps", "devices"), [(0, 4), (50, 1)])
+def test_in_a_program_of_ones_own_a_cpu_is_one_device(monkeypatch, few_steps, devices):
+    """XLA ends the process if more than 32 calls of a program for several CPU devices wait.
+
+    A small round is on one device anyway.
+    """
+    monkeypatch.setattr(planner, "FEW_STEPS", few_steps)
     (_, drawn), *_ = reference.make_rounds(0, 1, cohort_size=4, max_steps=3, batch_size=4)
     algorithm = algorithms.fedavg(loss_fn, client_lr=0.1)
     state, batch = algorithm.init(initial_params(), N), to_batch(drawn, 0)
     round_fn = build_round(algorithm)
     alone, _ = round_fn(state, batch)
-    assert len(jax.tree.leaves(alone.server)[0].devices()) == 4
+    assert len(jax.tree.leaves(alone.server)[0].devices()) == devices
     in_program, _ = jax.jit(lambda state, batch: round_fn(state, batch))(state, batch)
     assert len(jax.tree.leaves(in_program.server)[0].devices()) == 1
     chex.assert_trees_all_close(alone.server, in_program.server, rtol=1e-6)

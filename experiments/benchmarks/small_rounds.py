@@ -2,7 +2,8 @@
 
 FedAvg on the digits of scikit-learn, one round in one program of many. Two client maps take turns
 (A B A B ...): ``scan``, one core, and ``shard_map``, all of them. "products" is what the planner's
-rule compares with its limit: examples x numbers of an example x weights, at most.
+rule compares with its limit, examples x numbers of an example x weights; "planned" is what "auto"
+means in a loop of one's own.
 
     python -m experiments.benchmarks.small_rounds [--rounds 400] [--repeats 9]
 """
@@ -59,7 +60,8 @@ def main(arguments=None):
         low, middle, high = np.quantile(taken[:, 1] / taken[:, 0], (0.25, 0.5, 0.75))
         batch = jax.eval_shape(lambda s=schedule: s.draw(clients, jax.random.key(0), np.int32(0)))
         planned = plan_round(fedavg, fedavg.init(params, 50), batch).client_map
-        products = slots * steps * size * 65 * models.count_params(params)
+        numbers = train.x[0].size + 1  # of an example, with its label
+        products = slots * steps * size * numbers * models.count_params(params)
         print(
             f"| {hidden or 'none'} | {slots}, {steps}, {size} | {products / 1e6:.1f}M | {planned} "
             f"| {1e3 * np.median(taken[:, 0]) / given.rounds:.2f} "

@@ -1,8 +1,9 @@
 """The planner chooses a client map for a machine, a method, a model and a cohort.
 
 - CPU: each device (core) runs its clients one after the other, because batched matrix products with
-  different weights for each client are slow there. It uses as many devices as shorten the round:
-  a single one if the round takes less time than devices take to exchange their sums.
+  different weights for each client are slow there. It uses as many devices as shorten the round.
+  In a loop of one's own a small round takes a single device; in ``simulate`` it does not, so that
+  all stores and any number of processes give the same bits.
 - GPU and TPU: every device runs as many clients at once as its memory allows. The device's compiler
   reports the memory that the program needs, before anything is allocated; the answer is stored.
   Without a compiler, and over several processes, all clients run at once.
@@ -78,7 +79,8 @@ def choose_map(
       round_of: client map -> round function for ``target``. The function is only traced; it is
         compiled if ``needs`` is None.
       target: the machine; None: the current machine.
-      model: the weights of the loss, or their shapes; None: unknown, and many.
+      model: the weights of the loss, or their shapes, if one device of a CPU may run a small round;
+        None: it may not.
       needs: client map -> bytes of its program, from the compiler; not called for a CPU. None: if
         the target has devices, their compiler is asked about the round.
       also: other values that the compiler's answer depends on, as JSON, in addition to the round,
@@ -90,7 +92,8 @@ def choose_map(
     target = here() if target is None else target
     slots = batch.client_ids.shape[0]
     available = target.num_devices
-    devices, spread = _spread(slots, available)
+    devices = useful_devices(slots, available)
+    spread = "" if devices == 1 else "shard_map" if devices == available else f"shard_map:{devices}"
     is_small = model is not None and _is_small(batch, model)
     if target.platform == "cpu" and devices > 1 and is_small:
         return MapChoice("scan", f"cpu, 1 of {available} devices, because the round is small")
@@ -159,22 +162,16 @@ def _most_at_once(
 def _is_small(batch: Any, model: Any) -> bool:
     """Return True if one CPU core computes a round sooner than several do.
 
-    A layer multiplies each of its weights at most once with each number of an example, or of what
-    earlier layers made of it.
+    A dense, convolutional or recurrent layer uses each of its weights at most once for each number
+    of an example, as long as no layer enlarges the example.
     """
     slots, steps, size = jax.tree.leaves(batch.examples)[0].shape[:3]
     axes, data = (3, batch.examples) if batch.source is None else (1, batch.source)
     numbers = sum(math.prod(leaf.shape[axes:]) for leaf in jax.tree.leaves(data))
     weights = sum(leaf.size for leaf in jax.tree.leaves(model))
-    products = slots * steps * size * numbers * weights
+    full = 0 if batch.full_mask is None else batch.full_mask.shape[1]
+    products = slots * (steps * size + full) * numbers * weights
     return slots * steps <= FEW_STEPS and products <= _FEW_PRODUCTS
-
-
-def _spread(slots: int, available: int) -> tuple[int, str]:
-    """Return (the number of useful devices, the client map on them or "" for one)."""
-    devices = useful_devices(slots, available)
-    several = "shard_map" if devices == available else f"shard_map:{devices}"
-    return devices, "" if devices == 1 else several
 
 
 def useful_devices(slots: int, available: int) -> int:
@@ -206,8 +203,7 @@ def alternatives(planned: str, slots: int, target: Target | None = None) -> tupl
     target = here() if target is None else target
     outer, _, share = planned.partition("/")
     if target.platform == "cpu":
-        other = _spread(slots, target.num_devices)[1] or f"chunk:{min(2, slots)}"
-        return planned, other if outer == "scan" else "scan"
+        return planned, "scan" if outer != "scan" else f"chunk:{min(2, slots)}"
     half = max(slots // 2, 1)
     if share.startswith("chunk") or outer.startswith("chunk"):
         half = max(int(planned.rpartition(":")[2]) // 2, 1)

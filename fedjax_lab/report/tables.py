@@ -1,7 +1,6 @@
 """A report's tables, as Markdown."""
 
 import math
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -75,6 +74,7 @@ OVER_CLIENTS = (
     "last model on each client's own test examples."
 )
 _NOT_OF_SEEDS = ("best tenth", "variance")  # for which a terminal is too narrow
+_WITHOUT_HEADING = {"top (%)": "top accuracy (%)", "last (%)": "last accuracy (%)"}
 _COLUMNS = 3  # of names and values, side by side
 _GLOBAL = "global model, "  # before a column's name
 _EPSILON = "epsilon"
@@ -223,12 +223,10 @@ def seed_table(runs: Sequence[Run]) -> Cells:
     """
     columns = measures(runs, tail_of(runs))
     columns = {n: f for n, f in columns.items() if not n.startswith(_NOT_OF_SEEDS)}
-    score = score_of(runs)
-    cells = _formatted([*([run] for run in runs), runs], columns, score)
+    cells = _formatted([*([run] for run in runs), runs], columns, score_of(runs))
     names = [*(str(run.seed) for run in runs), "mean ± 95 %"]
     head = ["seed", *(name.replace(" of clients (%)", " (%)") for name in columns)]
-    if score.is_accuracy:  # which a report's heading says
-        head = [re.sub(r"^(top|last) ", rf"\1 {score.words} ", name) for name in head]
+    head = [_WITHOUT_HEADING.get(name, name) for name in head]
     return [head, *([name, *row] for name, row in zip(names, cells, strict=True))]
 
 

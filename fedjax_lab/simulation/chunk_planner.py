@@ -69,13 +69,11 @@ class ChunkPlanner:
             self.compile_seconds += time.perf_counter() - began
             return needed
 
-        model = jax.eval_shape(self._run.algorithm.params, self._state), self._state.frozen
         return planner.choose_map(
             self.round_of,
             self._state,
             self.batch,
             target=target,
-            model=None if self._place.client_store == "sharded" else model,
             needs=needs if target.devices else None,
             also=[length, [f"{leaf.dtype}{leaf.shape}" for leaf in jax.tree.leaves(self._clients)]],
         )

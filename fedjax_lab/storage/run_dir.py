@@ -10,7 +10,6 @@ import hashlib
 import json
 import math
 import os
-import re
 from collections.abc import Callable, Iterator, Mapping
 from importlib import metadata
 from pathlib import Path
@@ -94,8 +93,7 @@ def open_run_dir(path: Path, config: dict[str, Any]) -> None:
     changed = differences(_comparable(before, config), _comparable(config, before))
     if changed:
         asked, there = config.get("rounds"), before.get("rounds")
-        is_schedule = asked != there and all(map(_OF_SCHEDULES.search, changed))
-        hint = _OTHER_ROUNDS.format(asked=asked, there=there) if is_schedule else ""
+        hint = "" if asked == there else _OTHER_ROUNDS.format(asked=asked, there=there)
         raise FileExistsError(
             f"run_dir is {str(path)!r}, which has a run with another config: "
             f"{'; '.join(changed)}.{hint} Choose another directory."
@@ -136,11 +134,10 @@ def _take_old_hashes(path: Path, before: Mapping[str, Any], config: dict[str, An
         )
 
 
-# Differences that a schedule which depends on the number of rounds makes.
-_OF_SCHEDULES = re.compile(r"^(run_config\.)?client_lr_ends |^hyperparameters\.|content\.program")
 _OTHER_ROUNDS = (
-    " The run had {there} rounds, and now {asked} are requested. A schedule that depends on their "
-    "number, such as cosine, would change the finished rounds; such a run cannot be extended."
+    " The run had {there} rounds, and now {asked} are requested. If nothing else was changed, a "
+    "schedule depends on their number, such as cosine; it would change the finished rounds, so "
+    "such a run cannot be extended."
 )
 
 

@@ -10,7 +10,6 @@ import pytest
 
 import fedjax_lab
 from fedjax_lab import algorithms, data, simulate
-from fedjax_lab.clients import planner
 from fedjax_lab.clients.mapping import ClientMap
 
 PACKAGE = str(Path(fedjax_lab.__file__).parent)
@@ -52,23 +51,14 @@ def test_a_client_map_is_parsed_once_and_ten_functions_get_it_at_most(client_map
     assert len(found) <= 10
 
 
-@pytest.mark.parametrize(
-    ("few_steps", "store", "expected"),
-    [
-        (50, "auto", ("scan", "device", 1)),
-        (50, "sharded", ("shard_map:4", "sharded", 4)),
-        (3, "auto", ("shard_map:4", "sharded", 4)),
-    ],
-)
-def test_a_small_round_takes_one_device_unless_devices_shall_divide_its_table(
-    monkeypatch, tmp_path, few_steps, store, expected
-):
-    monkeypatch.setattr(planner, "FEW_STEPS", few_steps)
+@pytest.mark.parametrize("store", ["auto", "sharded"])
+def test_a_run_takes_as_many_devices_as_shorten_it_also_with_small_rounds(tmp_path, store):
+    """So that the bits are those of other stores and of several processes."""
     x = np.ones((24, 2), np.float32)
     clients = data.from_clients({str(i): (x[i::8], x[i::8, 0]) for i in range(8)})
     method = algorithms.scaffold(lambda p, examples, key: examples[0] @ p["w"], client_lr=0.1)
     plan = {"rounds": 1, "cohort_size": 4, "local_steps": 1, "batch_size": 2}
-    run = tmp_path / "run"
-    simulate(method, {"w": jnp.ones(2)}, clients, client_store=store, run_dir=run, **plan)
-    config = json.loads((run / "config.json").read_text())
-    assert tuple(config[name] for name in ("client_map", "client_store", "num_devices")) == expected
+    simulate(method, {"w": jnp.ones(2)}, clients, client_store=store, run_dir=tmp_path, **plan)
+    config = json.loads((tmp_path / "config.json").read_text())
+    found = [config[name] for name in ("client_map", "client_store", "num_devices")]
+    assert found == ["shard_map:4", "sharded", 4]
