@@ -7,6 +7,8 @@ from pathlib import Path
 from types import UnionType
 from typing import Any, get_args
 
+import numpy as np
+
 from fedjax_lab.checks import repeated
 
 Kinds = Mapping[str, type | UnionType]  # name -> type of the value
@@ -60,7 +62,7 @@ def parse_json(text: str) -> Any:
     def refuse(word):
         raise ValueError(f"{word} is no number of JSON")
 
-    def number(word, kind):
+    def finite(word, kind):
         value = kind(word)  # of more than some thousand digits a ValueError, too
         try:
             is_finite = math.isfinite(value)
@@ -75,8 +77,8 @@ def parse_json(text: str) -> Any:
             text,
             object_pairs_hook=distinct,
             parse_constant=refuse,
-            parse_float=lambda word: number(word, float),
-            parse_int=lambda word: number(word, int),
+            parse_float=lambda word: finite(word, float),
+            parse_int=lambda word: finite(word, int),
         )
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
@@ -91,6 +93,22 @@ def distinct(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
     if (twice := repeated(key for key, _ in pairs)) is not None:
         raise ValueError(f"{twice!r} is given twice")
     return dict(pairs)
+
+
+def plain_number(value: Any) -> Any:
+    """Convert a scalar of NumPy to the number that it is, for ``json.dumps(default=plain_number)``.
+
+    Raises:
+      TypeError: it is something else.
+    """
+    if isinstance(value, np.generic):
+        return value.item()
+    raise TypeError(f"{value!r} is no JSON value")
+
+
+def plain_number_or_text(value: Any) -> Any:
+    """Convert a value likewise, or to its text where it is something else."""
+    return plain_number(value) if isinstance(value, np.generic) else str(value)
 
 
 def no_numbers(value: Any) -> list[Any]:

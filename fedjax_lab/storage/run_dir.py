@@ -15,12 +15,10 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from fedjax_lab.checks import MOST_ROUNDS, warn
 from fedjax_lab.descriptions import may_agree
 from fedjax_lab.machine.atomic_files import write_atomically, write_text
-from fedjax_lab.machine.json_file import no_numbers, parse_json, read_json, shown
+from fedjax_lab.machine.json_file import no_numbers, parse_json, plain_number, read_json, shown
 from fedjax_lab.storage.fingerprint import has_old_scheme
 from fedjax_lab.storage.lock import HOLDER, LOCK
 
@@ -51,14 +49,8 @@ def write_json(path: Path, value: Any) -> None:
     A scalar of NumPy becomes the number that it is.
     """
     with write_atomically(path) as file:
-        json.dump(value, file, indent=2, sort_keys=True, allow_nan=False, default=_number)
+        json.dump(value, file, indent=2, sort_keys=True, allow_nan=False, default=plain_number)
         file.write("\n")
-
-
-def _number(value: Any) -> Any:
-    if isinstance(value, np.generic):
-        return value.item()
-    raise TypeError(f"{value!r} is no JSON value")
 
 
 def open_run_dir(path: Path, config: dict[str, Any]) -> None:
@@ -75,7 +67,7 @@ def open_run_dir(path: Path, config: dict[str, Any]) -> None:
       FileExistsError: the directory has another run, or other files.
       ValueError: its config.json cannot be read.
     """
-    config = json.loads(json.dumps(config, default=_number))
+    config = json.loads(json.dumps(config, default=plain_number))
     file = path / CONFIG
     if not file.exists():
         if any(file for file in path.iterdir() if not is_leftover(file.name)):

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_lab.machine.atomic_files import write_atomically
-from fedjax_lab.machine.json_file import read_json
+from fedjax_lab.machine.json_file import plain_number_or_text, read_json
 from fedjax_lab.storage.run_dir import write_json
 from fedjax_lab.tuning.candidates import Candidate
 from fedjax_lab.tuning.search_result import Trial
@@ -30,7 +30,7 @@ class SearchLog:
 
     def __init__(self, folder: str | Path | None, settings: Mapping[str, Any]):
         self._folder = None if folder is None else Path(folder)
-        text = json.dumps(settings, sort_keys=True, default=_text_or_number)
+        text = json.dumps(settings, sort_keys=True, default=plain_number_or_text)
         self._digest = hashlib.sha256(text.encode()).hexdigest()
         self._done: dict[str, Any] = {}
         if self._folder is None:
@@ -102,10 +102,6 @@ class SearchLog:
         write_json(self._folder / TRIALS, {"search": self._digest, "methods": self._done})
         if before and before != states:
             (self._folder / before).unlink(missing_ok=True)
-
-
-def _text_or_number(value: Any) -> Any:
-    return value.item() if isinstance(value, np.generic) else str(value)
 
 
 def _number(score: float | None) -> float:
