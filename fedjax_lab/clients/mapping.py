@@ -49,10 +49,6 @@ PLANNED = ("auto", "measure")
 _COUNTS = f"must be at least 1, and at most {LARGEST_INT}"
 
 
-def _same(kept: PyTree) -> PyTree:
-    return kept
-
-
 def _undecided(*arguments: Any) -> Any:
     raise ValueError("the planner has to choose a client map before clients can run.")
 
@@ -76,10 +72,6 @@ class ClientMap:
       sort: lengths [S], traced or in NumPy -> the best order of the slots; None: any order.
       mesh: mesh of the devices with the axis ``clients``, and for ``shard_map:CxM`` also ``model``;
         None if there are no devices.
-      collect: unsummed results [S, ...] -> copies on all devices, for the server; if devices divide
-        a model, each has its part of them.
-      whole: traced values -> the same values, computed by each device for itself.
-      divide: unsummed results [S, ...] -> the same, each device with those of its clients.
     """
 
     name: str
@@ -91,9 +83,6 @@ class ClientMap:
     devices: tuple[Any, ...] = ()
     sort: Callable[[Any], Any] | None = None
     mesh: Mesh | None = None
-    collect: Callable[[PyTree], PyTree] = _same
-    whole: Callable[[PyTree], PyTree] = _same
-    divide: Callable[[PyTree], PyTree] = _same
 
     @property
     def is_planned(self) -> bool:
@@ -104,6 +93,35 @@ class ClientMap:
     def divides_rows(self) -> bool:
         """True if the table of client rows can be sharded over the devices."""
         return self.kind == "shard_map" and self.shares > 1
+
+    @property
+    def _divides_models(self) -> bool:
+        return self.mesh is not None and MODEL in self.mesh.axis_names
+
+    def collect(self, results: PyTree) -> PyTree:
+        """Copy unsummed results [S, ...] to all devices, for the server.
+
+        If devices divide a model, each has its part of them. Without this, a compiler sends parts
+        of the values more than once, to other divisions of them.
+        """
+        if not self._divides_models:
+            return self.whole(results)
+        if (layout := held_layout()) is None:
+            return results
+        return jax.lax.with_sharding_constraint(results, layout.shardings(layout.specs(results)))
+
+    def whole(self, values: PyTree) -> PyTree:
+        """Let each device compute traced values for itself; all add in the same order."""
+        return self._placed(values, PartitionSpec())
+
+    def divide(self, results: PyTree) -> PyTree:
+        """Give each device the unsummed results [S, ...] of its clients."""
+        return results if self._divides_models else self._placed(results, PartitionSpec(AXIS))
+
+    def _placed(self, values: PyTree, spec: PartitionSpec) -> PyTree:
+        if self.mesh is None:
+            return values
+        return jax.lax.with_sharding_constraint(values, NamedSharding(self.mesh, spec))
 
 
 def single_device_map(target: Target | None = None) -> str:
@@ -123,7 +141,7 @@ def check_client_map(client_map: str) -> str:
       ValueError: the name is unknown, or a number in it is no positive integer.
     """
     if not (isinstance(client_map, str) and client_map in PLANNED):
-        _split(client_map, "client_map")
+        split_name(client_map)
     return client_map
 
 
@@ -145,7 +163,7 @@ def parse_client_map(
         return client_map
     if client_map in PLANNED:
         return ClientMap(client_map, client_map)
-    kind, count, parts, share = _split(client_map, argument)
+    kind, count, parts, share = split_name(client_map, argument)
     if kind == "chunk":
         chunks = functools.partial(_chunked, count)
         return ClientMap(client_map, kind, count, chunks, sort=_longest_first)
@@ -184,22 +202,8 @@ def parse_client_map(
         spread = functools.partial(_pmapped, on_device.run, tuple(mesh.devices.flat))
     else:
         spread = functools.partial(_sharded, on_device.run, mesh)
-    whole, divide = _placed(mesh, PartitionSpec()), _placed(mesh, PartitionSpec(AXIS))
-    is_divided = MODEL in mesh.axis_names
-    return ClientMap(
-        client_map,
-        kind,
-        shares * on_device.multiple,
-        spread,
-        shares,
-        width,
-        devices,
-        deal,
-        mesh,
-        collect=_collected_parts if is_divided else whole,
-        whole=whole,
-        divide=_same if is_divided else divide,
-    )
+    multiple = shares * on_device.multiple
+    return ClientMap(client_map, kind, multiple, spread, shares, width, devices, deal, mesh)
 
 
 def model_shardings(
@@ -234,8 +238,12 @@ def model_shardings(
     return layout.shardings(layout.specs(params))
 
 
-def _split(client_map: str, argument: str) -> tuple[str, int, int, str]:
-    """Split a name into (kind, n or C or 0, M or 0, map of a device's share or "")."""
+def split_name(client_map: str, argument: str = "client_map") -> tuple[str, int, int, str]:
+    """Split a name into (kind, n or C or 0, M or 0, map of a device's share or "").
+
+    Raises:
+      TypeError, ValueError: as ``check_client_map``.
+    """
     if not isinstance(client_map, str):
         raise TypeError(f"{argument} is {client_map!r}; it must be text, such as 'auto'.")
     outer, _, share = client_map.partition("/")
@@ -255,7 +263,7 @@ def _split(client_map: str, argument: str) -> tuple[str, int, int, str]:
         raise ValueError(f"{argument} is {client_map!r}; {kind} takes no number and no share.")
     if share and not spreads:
         raise ValueError(f"{argument} is {client_map!r}; only shard_map and pmap have a share.")
-    if share and _split(share, argument)[0] in ON_SEVERAL:
+    if share and split_name(share, argument)[0] in ON_SEVERAL:
         raise ValueError(f"{argument} is {client_map!r}; a share is scan, vmap or chunk:n.")
     return kind, int(size or 0), int(parts), share
 
@@ -375,18 +383,3 @@ def _sharded(share, mesh, fn: ClientFn, shared, clients, coefficients, lengths):
         check_vma=False,  # the carries of `share` start as equal constants
     )(shared, clients, coefficients, lengths)
     return jax.tree.map(lambda leaf: leaf.sum(0), sums) if divided else sums, kept
-
-
-def _collected_parts(kept):
-    """Copy to all shares of the cohort; the devices of each share still divide the model.
-
-    Without it, a compiler sends parts of the values more than once, to other divisions of them.
-    """
-    if (layout := held_layout()) is None:
-        return kept
-    return jax.lax.with_sharding_constraint(kept, layout.shardings(layout.specs(kept)))
-
-
-def _placed(mesh, spec):
-    """Return a function that places values; copied to all devices, each adds in the same order."""
-    return lambda values: jax.lax.with_sharding_constraint(values, NamedSharding(mesh, spec))

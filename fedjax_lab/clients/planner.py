@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 import jax
 
 from fedjax_lab.checks import warn
-from fedjax_lab.clients.mapping import ON_SEVERAL, single_device_map
+from fedjax_lab.clients.mapping import ON_SEVERAL, single_device_map, split_name
 from fedjax_lab.machine.atomic_files import write_text
 from fedjax_lab.machine.compiler import abstract, try_compile
 from fedjax_lab.machine.program_cache import user_cache
@@ -93,7 +93,7 @@ def choose_map(
     slots = batch.client_ids.shape[0]
     available = target.num_devices
     devices = useful_devices(slots, available)
-    spread = "" if devices == 1 else "shard_map" if devices == available else f"shard_map:{devices}"
+    spread = over_devices(devices, available)
     is_small = model is not None and _is_small(batch, model)
     if target.platform == "cpu" and devices > 1 and is_small:
         return MapChoice("scan", f"cpu, 1 of {available} devices, because the round is small")
@@ -117,9 +117,8 @@ def choose_map(
         )
     needs = needs or _asking(round_of, state, batch, target)
     limit = int(_SHARE_OF_MEMORY * target.memory_bytes)
-    traced = str(jax.make_jaxpr(round_of("vmap"))(state, batch))
     key = [
-        re.sub(r" at 0x[0-9a-f]+", "", traced),
+        traced_text(round_of("vmap"), state, batch),
         [target.device_kind, target.convolution, share, limit, jax.__version__],
         also,
     ]
@@ -135,8 +134,8 @@ def _asking(round_of: RoundOf, state: Any, batch: Any, target: Target) -> Needs:
     """Build a function: client map -> bytes that the compiled round needs."""
 
     def needs(client_map: str) -> int:
-        kind, _, count = client_map.partition("/")[0].partition(":")
-        number = int(count or target.num_devices) if kind == "shard_map" else 1
+        kind, count, _, _ = split_name(client_map)
+        number = (count or target.num_devices) if kind == "shard_map" else 1
         shapes = abstract((state, batch), target.devices[:number])
         return try_compile(target, jax.jit(round_of(client_map), donate_argnums=0), *shapes)[1]
 
@@ -180,19 +179,27 @@ def useful_devices(slots: int, available: int) -> int:
     return -(-slots // share)
 
 
+def over_devices(count: int, available: int) -> str:
+    """Return the map over some of the available devices; "" for a single device."""
+    return "" if count == 1 else "shard_map" if count == available else f"shard_map:{count}"
+
+
+def traced_text(function: Callable[..., Any], *arguments: Any) -> str:
+    """Return the traced function as text, without addresses of objects."""
+    return re.sub(r" at 0x[0-9a-f]+", "", str(jax.make_jaxpr(function)(*arguments)))
+
+
 def at_once(client_map: str, slots: int, target: Target) -> int:
     """Return the number of clients that a device runs at once under a client map.
 
     Args:
       client_map: name of a client map, except "auto" and "measure".
     """
-    outer, _, share = client_map.partition("/")
-    kind, _, size = outer.partition(":")
+    kind, count, _, share = split_name(client_map)
     if kind in ON_SEVERAL:
-        slots = -(-slots // int(size.partition("x")[0] or target.num_devices))
-        share = share or single_device_map(target)
-        kind, _, size = share.partition(":")
-    return slots if kind == "vmap" else min(int(size or 1), slots)
+        slots = -(-slots // (count or target.num_devices))
+        kind, count, _, _ = split_name(share or single_device_map(target))
+    return slots if kind == "vmap" else min(count or 1, slots)
 
 
 # --- client_map="measure"
