@@ -83,12 +83,12 @@ COVERS = {
     "report/test_settings": "report/pivot",
     "simulation/test_client_constants": "clients/store simulation/placement",
     "simulation/test_labels": "models/label_checks",
-    "simulation/test_longer": "simulation/run_log",
+    "simulation/test_longer": "simulation/identity simulation/run_log",
     "simulation/test_model_axis": "clients/model_axis",
     "simulation/test_private_runs": "wrappers/ledger",
     "simulation/test_residuals": "qp/residuals simulation/divergence",
-    "simulation/test_run": "simulation/computation simulation/rounds simulation/simulate "
-    "storage/checkpoint",
+    "simulation/test_run": "simulation/computation simulation/prepare simulation/rounds "
+    "simulation/simulate storage/checkpoint",
     "simulation/test_scores": "simulation/history",
     "simulation/test_stores": "simulation/chunk_planner simulation/chunks simulation/host_store",
     "simulation/test_streams": "simulation/client_data simulation/plan",

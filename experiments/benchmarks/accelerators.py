@@ -196,7 +196,7 @@ def one_round(
     from fedjax_lab import tree
     from fedjax_lab.simulation.chunk_planner import ChunkPlanner
     from fedjax_lab.simulation.computation import Computation
-    from fedjax_lab.simulation.placement import Placement
+    from fedjax_lab.simulation.placement import Request
 
     where = machine(target, convolution)
     clients, network, params, preprocess, loss_fn, schedule = task(**options)
@@ -207,8 +207,8 @@ def one_round(
     algorithm = algorithm if wrap is None else wrap(algorithm)
     key = jax.random.key(0)
     run = Computation(algorithm, schedule, key=key, params=params)
-    place = Placement.of("auto", "auto", target=where)
-    planner = ChunkPlanner(run, place, run.shapes(clients), clients)
+    asked = Request.of("auto", target=where)
+    planner = ChunkPlanner(run, asked, run.shapes(clients), clients)
     more = {"model_bytes": tree.nbytes(params)}
     if client_map == "auto":
         client_map = more["client_map"] = planner.choose_map(length).client_map

@@ -24,8 +24,7 @@ from fedjax_lab.machine.compiler import compile_for, figures, with_devices
 from fedjax_lab.machine.target import named
 from fedjax_lab.simulation.chunk_planner import ChunkPlanner
 from fedjax_lab.simulation.computation import Computation
-from fedjax_lab.simulation.placement import Placement
-from fedjax_lab.simulation.processes import Processes
+from fedjax_lab.simulation.placement import Request
 
 QWEN2_05B = models.DecoderConfig(
     vocab_size=151_936, width=896, num_layers=24, num_heads=14, num_kv_heads=2, mlp_width=4864,
@@ -95,9 +94,9 @@ def row_of(target, name):
     examples = data.Examples(data.Tokens(texts, texts), texts)
     clients = data.partition(examples, np.arange(len(texts)) % cohort)
     schedule = Schedule(cohort_size=cohort, batch_size=ROWS, local_steps=STEPS)
-    place = Placement.of(client_map, "auto", divided if is_divided else None, target, Processes())
+    asked = Request.of(client_map, "auto", divided if is_divided else None, target)
     run = Computation(algorithm, schedule, key=jax.random.key(0), params=adapters)
-    planner = ChunkPlanner(run, place, run.shapes(clients), clients)
+    planner = ChunkPlanner(run, asked, run.shapes(clients), clients)
     arguments, static = planner.program(client_map, 1)
     size, trained = (sum(leaf.size for leaf in jax.tree.leaves(t)) for t in (frozen, adapters))
     cells = [name, target.name, client_map, f"{size / 1e6:,.0f} + {trained / 1e6:.1f}"]

@@ -102,6 +102,7 @@ def parts(method, workload):
     import jax.numpy as jnp
 
     from experiments.benchmarks import by_hand
+    from fedjax_lab.clients.mapping import parse_client_map
     from fedjax_lab.data.cohort import Schedule
     from fedjax_lab.simulation.computation import Computation
     from fedjax_lab.simulation.placement import Placement
@@ -112,7 +113,7 @@ def parts(method, workload):
     run = Computation(algorithm, schedule)
     batch = jax.eval_shape(schedule.draw, clients, key, first)
     state = jax.eval_shape(run.start, params, clients, key, ())
-    chunk = build_chunk(run, Placement.of("scan"))
+    chunk = build_chunk(run, Placement(parse_client_map("scan")))
     found = {"draw": _compiled(jax.jit(schedule.draw).lower, clients, key, first)}
     found["round"] = _compiled(jax.jit(algorithm.round_fn).lower, state, batch)
     if hand := getattr(by_hand, method, None):

@@ -5,6 +5,7 @@ import time
 import jax
 import jax.numpy as jnp
 
+from fedjax_lab.clients.mapping import parse_client_map
 from fedjax_lab.round import plan_round
 from fedjax_lab.simulation.computation import Computation
 from fedjax_lab.simulation.placement import Placement
@@ -39,7 +40,7 @@ class Rounds:
         if client_map is None:
             shapes = jax.eval_shape(schedule.draw, clients, key, jnp.int32(0))
             client_map = plan_round(algorithm, self._first, shapes).client_map
-        self._place = Placement.of(client_map, target=target)
+        self._place = Placement(parse_client_map(client_map, target), target=target)
         self._data = self._place.copies((clients, key))
         self._length, self.client_map = length, client_map
         self.restart()

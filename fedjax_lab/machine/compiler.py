@@ -190,7 +190,7 @@ def _gpu_config(kind: str) -> str:
     )
 
 
-def abstract(values: Any, devices: tuple[Any, ...], split: bool = False) -> Any:
+def abstract(values: Any, devices: tuple[Any, ...]) -> Any:
     """Return the shapes of ``values``, with a copy on each of ``devices``.
 
     Args:
@@ -200,9 +200,7 @@ def abstract(values: Any, devices: tuple[Any, ...], split: bool = False) -> Any:
     if len(devices) == 1:
         place = SingleDeviceSharding(devices[0])
     elif devices:
-        place = NamedSharding(
-            mesh_of(devices, "clients"), PartitionSpec("clients") if split else PartitionSpec()
-        )
+        place = NamedSharding(mesh_of(devices, "clients"), PartitionSpec())
 
     def shape(leaf: Any) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place)

@@ -2,17 +2,14 @@
 
 import dataclasses
 import functools
-import re
 import time
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import NamedSharding, PartitionSpec
 
 from fedjax_lab import tree
 from fedjax_lab.clients import planner
-from fedjax_lab.clients.store import AXIS
 from fedjax_lab.data import FederatedArrays
 from fedjax_lab.machine.compiler import abstract, try_compile
 from fedjax_lab.machine.target import here
@@ -20,7 +17,7 @@ from fedjax_lab.round import RoundFn, build_round
 from fedjax_lab.simulation.client_data import ClientData
 from fedjax_lab.simulation.computation import Computation
 from fedjax_lab.simulation.host_store import check_host_store
-from fedjax_lab.simulation.placement import HOST, Placement
+from fedjax_lab.simulation.placement import HOST, Placement, Request
 from fedjax_lab.simulation.rounds import build_chunk
 from fedjax_lab.storage.fingerprint import hash_function
 from fedjax_lab.storage.run_dir import versions
@@ -34,8 +31,8 @@ class ChunkPlanner:
 
     Args:
       run: what is computed.
-      place: the placement without its client map. With the store "host", whose programs take other
-        arguments, the programs compiled here give an estimate.
+      asked: the requested placement. With the store "host", whose programs take other arguments,
+        the programs compiled here give an estimate.
       shapes: shapes of a state.
       clients: the clients' data, or their shapes.
 
@@ -45,9 +42,9 @@ class ChunkPlanner:
     """
 
     def __init__(
-        self, run: Computation, place: Placement, shapes: FedState, clients: FederatedArrays
+        self, run: Computation, asked: Request, shapes: FedState, clients: FederatedArrays
     ):
-        self._run, self._place, self._target = run, place, place.target
+        self._run, self._asked, self._target = run, asked, asked.target
         self._state = shapes._replace(frozen=run.frozen)
         self._clients = run.schedule.read_in_rounds(clients)
         first = jax.ShapeDtypeStruct((), jnp.int32)
@@ -57,8 +54,8 @@ class ChunkPlanner:
 
     def choose_map(self, length: int) -> planner.MapChoice:
         """Resolve "auto" for chunks of a given number of rounds; other client maps stay."""
-        if not self._place.client_map.is_planned:
-            return planner.MapChoice(self._place.client_map.name, "as given")
+        if not self._asked.client_map.is_planned:
+            return planner.MapChoice(self._asked.client_map.name, "as given")
         target = here() if self._target is None else self._target
 
         def needs(client_map):
@@ -92,49 +89,33 @@ class ChunkPlanner:
           client_map: a name, "auto" and "measure" excepted.
         """
         state, frozen = self._state._replace(frozen=()), self._state.frozen
-        place = self._resolved(client_map)
-        shard = place.client_store == "sharded"
-        devices, layout = place.client_map.devices, place.layout
-        if self._target is not None:
-            devices = devices or self._target.devices[:1]
-        placed = place.left_by_programs(state)
-        run_chunk = build_chunk(self._run, place, placed)
-        args = state, self._clients, self._run.key, frozen
-        if layout is None:
-            tables = state.clients, self._clients.constants
-            rows, constants = abstract(tables, devices, split=shard)
-            state, clients, key, frozen = abstract(args, devices)
-            state = state._replace(clients=rows)
-            clients = dataclasses.replace(clients, constants=constants)
-        else:
-            copies = jax.tree.map(lambda _: NamedSharding(layout.mesh, PartitionSpec()), args[1:3])
-            if shard:
-                divided = layout.shardings(layout.specs(self._clients.constants, AXIS))
-                copies = dataclasses.replace(copies[0], constants=divided), copies[1]
-            state, clients, key, frozen = jax.tree.map(
-                lambda leaf, to: leaf.update(sharding=to),
-                abstract(args, ()),
-                (place.state_sharding(state), *copies, layout.shardings(layout.frozen)),
-            )
+        place = self._placement(client_map)
+        run_chunk = build_chunk(self._run, place, place.left_by_programs(state))
+        arguments = state, self._clients, self._run.key, frozen
+        devices = () if self._target is None else self._target.devices[:1]
+        shapes = abstract(arguments, devices)
+        if (shardings := place.of_arguments(*arguments)) is not None:
+            shapes = jax.tree.map(lambda leaf, to: leaf.update(sharding=to), shapes, shardings)
+        *shapes, frozen = shapes
         first = jax.ShapeDtypeStruct((), jnp.int32)
-        return (run_chunk, state, clients, key, first), {"length": length, "frozen": frozen}
+        return (run_chunk, *shapes, first), {"length": length, "frozen": frozen}
 
-    def _resolved(self, client_map: str) -> Placement:
+    def _placement(self, client_map: str) -> Placement:
         """Return the placement under a client map, with the table on the devices."""
-        place = self._place.with_map(client_map)
-        shard = place.divides_table(self._clients.num_clients)
+        asked = self._asked.with_map(client_map)
+        store = "sharded" if asked.divides_table(self._clients.num_clients) else "device"
         params = jax.eval_shape(self._run.algorithm.params, self._state)
-        return place.resolved("sharded" if shard else "device", params, self._state.frozen)
+        return asked.placement(store, params, self._state.frozen)
 
     def choose(self, length: int) -> tuple[planner.MapChoice, dict[int, Any]]:
         """Choose (the client map, its compiled programs by length) for this machine."""
-        processes = self._place.processes
+        processes = self._asked.processes
         if processes.is_multiprocess:  # of which one may have a stored answer, and another may not
             reason = f"{processes.size} processes; a share of the cohort for each of their devices"
             choice = planner.MapChoice("shard_map", reason)
         else:
             choice = self.choose_map(length)
-        if self._place.client_map.name == "measure":
+        if self._asked.client_map.name == "measure":
             choice = self._measured(choice)
         program = self.compiled(choice.client_map, length)
         return choice, {} if program is None else {length: program}
@@ -152,9 +133,8 @@ class ChunkPlanner:
         schedule, algorithm = self._run.schedule, self._run.algorithm
         drawn = [schedule.record(), hash_function(schedule.sample_cohort)]
         # The traced round knows the dtypes in which it computes.
-        traced = str(jax.make_jaxpr(self.round_of("scan"))(self._state, self.batch))
-        traced = re.sub(r" at 0x[0-9a-f]+", "", traced)
-        asked = [self._run.in_round, self._place.client_store, traced]
+        traced = planner.traced_text(self.round_of("scan"), self._state, self.batch)
+        asked = [self._run.in_round, self._asked.client_store, traced]
         method = [algorithm.name, dict(algorithm.hyperparameters), shapes, drawn, asked]
         machine = [device.device_kind, jax.device_count(), versions()]
         chosen, remembered = planner.fastest(
@@ -166,7 +146,7 @@ class ChunkPlanner:
 
     def _seconds(self, client_map: str) -> float:
         """Measure the time of a few rounds under a client map."""
-        place, run = self._resolved(client_map), self._run
+        place, run = self._placement(client_map), self._run
         values = run.params, self._clients, run.key, run.frozen
         state = jax.jit(run.start)(*values) if run.state is None else run.state
         state, clients, key, frozen = place.copies((state, *values[1:]))
@@ -195,7 +175,7 @@ class Chosen(NamedTuple):
 
 def choose_placement(
     run: Computation,
-    asked: Placement,
+    asked: Request,
     client_data: ClientData,
     shapes: FedState,
     diagnose: Any,
@@ -205,12 +185,12 @@ def choose_placement(
     Raises:
       ValueError: the request cannot be met, or the state fits on no device.
     """
-    processes, seconds, note = asked.processes, 0.0, ""
-    on_host = processes.first_says(asked.keeps_rows_on_host(shapes))
-    programs: dict[int, Any] = {}
+    on_host = asked.processes.first_says(asked.keeps_rows_on_host(shapes))
     if on_host:
         check_host_store(asked, diagnose)
         asked = dataclasses.replace(asked, client_store=HOST)
+    programs: dict[int, Any] = {}
+    seconds, note = 0.0, ""
     if asked.client_map.is_planned:
         of_chunk = shapes
         if on_host:  # a program gets the rows of its own clients
@@ -218,16 +198,14 @@ def choose_placement(
         planner = ChunkPlanner(run, asked, of_chunk, client_data.clients)
         choice, programs = planner.choose(min(client_data.longest, run.rounds))
         asked, note = asked.with_map(choice.client_map), f"clients mapped with {choice}"
-        programs = {} if on_host else programs
         seconds = planner.compile_seconds
     if on_host:
-        return Chosen(asked.resolved(HOST, run.params, run.frozen), programs, seconds, note)
-    num_clients = client_data.clients.num_clients
+        return Chosen(asked.placement(HOST, run.params, run.frozen), {}, seconds, note)
 
     def on_devices() -> Placement:
-        store = asked.store_on_devices(num_clients)
-        placement = asked.resolved(store, run.params, run.frozen)
+        store = asked.store_on_devices(client_data.clients.num_clients)
+        placement = asked.placement(store, run.params, run.frozen)
         placement.check_memory(shapes, run.algorithm.name)
         return placement
 
-    return Chosen(processes.together(on_devices), programs, seconds, note)
+    return Chosen(asked.processes.together(on_devices), programs, seconds, note)

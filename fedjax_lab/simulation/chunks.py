@@ -18,6 +18,7 @@ from fedjax_lab.simulation.chunk_planner import Chosen
 from fedjax_lab.simulation.client_data import ClientData
 from fedjax_lab.simulation.computation import Computation
 from fedjax_lab.simulation.debugging import values_are_checked
+from fedjax_lab.simulation.divergence import Watch
 from fedjax_lab.simulation.rounds import build_chunk
 from fedjax_lab.simulation.stores import open_store
 from fedjax_lab.types import FedState, Metrics, Params
@@ -27,8 +28,6 @@ Action = Callable[[], None]
 
 class Chunks:
     """Owns a run's state and advances it by compiled chunks of rounds.
-
-    ``advance`` runs a chunk, and ``keep`` says how many of its rounds count.
 
     Args:
       run: the computation.
@@ -54,13 +53,14 @@ class Chunks:
         place = chosen.placement
         self._run, self._client_data, self.processes = run, client_data, place.processes
         client_data.place(place)
-        models = place.models(run.params, run.frozen)
-        self._frozen, self._key = models[1], place.copies(run.key)
-        state, self._store = open_store(run, place, client_data, models, self._key, shapes, run_dir)
+        params, self._frozen = place.models(run.params, run.frozen)
+        self._key = place.copies(run.key)
+        inputs = params, self._key, self._frozen
+        state, self._store = open_store(run, place, client_data, inputs, shapes, run_dir)
         self.note = self._store.note
         self._sharding = place.state_sharding(state)
         self._state = self.processes.put(state, self._sharding)
-        self._before: FedState | None = None  # the state that ``keep`` may go back to
+        self._watch = Watch(run.algorithm.name, run.on_nonfinite)
         self._params_are_finite = jax.jit(
             lambda state: tree.all_finite(run.algorithm.params(state))
         )
@@ -140,27 +140,25 @@ class Chunks:
         self.processes.meet()
         return True
 
-    def advance(self, first: int, length: int) -> Metrics:
-        """Run a chunk and return the metrics of its rounds, [length]; ``keep`` has to follow."""
+    def advance(self, first: int, length: int) -> tuple[Metrics, bool]:
+        """Run a chunk; returns (the metrics of its rounds, [length]; whether the run diverged).
+
+        With ``on_nonfinite="stop"``, the rounds before one that is not finite run again from the
+        state before the chunk; {}: there are none.
+        """
+        before = None
         if self._run.on_nonfinite == "stop":
-            self._before = jax.tree.map(jnp.copy, self._state)
+            before = jax.tree.map(jnp.copy, self._state)
         metrics = self._forward(first, length)
         if after := self._run.chunk_length(first + length):
             self._store.prefetch(first + length, after)
-        return metrics
-
-    def keep(self, first: int, length: int, metrics: Metrics) -> Metrics:
-        """Keep the first rounds of the last chunk, or all; returns their metrics, [length].
-
-        Fewer rounds run again from the state before the chunk (``on_nonfinite="stop"``).
-        """
-        before, self._before = self._before, None
-        if before is not None and length < len(metrics["participants"]):
+        counted, lost = self._watch.look(first, metrics, self.is_finite())
+        if counted < length:
             self._state = before
-            metrics = self._forward(first, length) if length else {}
-        if length:
+            metrics = self._forward(first, counted) if counted else {}
+        if counted:
             self._state = self._store.commit(self._state)
-        return metrics
+        return metrics, bool(lost)
 
     def _forward(self, first: int, length: int) -> Metrics:
         """Run rounds and return their metrics [length]; donates the state."""

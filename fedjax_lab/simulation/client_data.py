@@ -116,15 +116,14 @@ class StreamedClientData(ClientData):
     Args:
       run: the computation; its schedule, key and number of rounds are used.
       stream: the clients' data.
-      processes: the processes of the run.
 
     Raises:
       ValueError: the examples of a single round do not fit.
     """
 
-    def __init__(self, run: Computation, stream: FederatedStream, processes: Processes):
+    def __init__(self, run: Computation, stream: FederatedStream):
         schedule, eval_every = run.schedule, run.eval_every
-        self._stream, self._key, self._processes = stream, run.key, processes
+        self._stream, self._key, self._processes = stream, run.key, Processes.here()
         self._rounds, self._every = run.rounds, eval_every
         self.longest, self.count = _fit(stream, schedule, eval_every)
         self.note = self._sizes()
@@ -251,9 +250,7 @@ class StreamedClientData(ClientData):
             )
 
 
-def client_data_of(
-    run: Computation, clients: FederatedArrays | FederatedStream, processes: Processes
-) -> ClientData:
+def client_data_of(run: Computation, clients: FederatedArrays | FederatedStream) -> ClientData:
     """Open the clients' data of a run.
 
     Raises:
@@ -261,7 +258,7 @@ def client_data_of(
         wrong cohorts.
     """
     if isinstance(clients, FederatedStream):
-        client_data: ClientData = StreamedClientData(run, clients, processes)
+        client_data: ClientData = StreamedClientData(run, clients)
     else:
         client_data = ClientData(clients, run.eval_every)
     how = run.schedule

@@ -20,9 +20,9 @@ class ClientUpdates:
     numbers in alphabetical order. A run that continues first removes the lines of later rounds.
     """
 
-    def __init__(self, run_dir: str | Path | None, processes: Processes):
+    def __init__(self, run_dir: str | Path | None):
         self._path = None if run_dir is None else Path(run_dir) / UPDATES
-        self._processes, self._is_open = processes, False
+        self._processes, self._is_open = Processes.here(), False
 
     def take(self, first: int, metrics: Metrics) -> Metrics:
         """Write the numbers of each client, and return the other metrics. All processes call it.

@@ -13,10 +13,8 @@ from fedjax_lab.simulation.divergence import (
     finite_and_other_clients,
     lost_rounds,
 )
-from fedjax_lab.simulation.loggers import Hooks
-from fedjax_lab.simulation.processes import Processes
-from fedjax_lab.simulation.run_log import Row, Stopwatch
-from fedjax_lab.types import FedState, Metrics, Params
+from fedjax_lab.simulation.run_log import Row
+from fedjax_lab.types import FedState, Params
 
 _TIME = "simulated_seconds"  # a total, where rounds say how long they take
 
@@ -61,13 +59,19 @@ class History:
     Args:
       run: the computation, whose method says what a client sends, receives and computes.
       guarantees: number of rounds -> privacy guarantees for the rows.
+      rows: those of earlier calls.
 
     Attributes:
       rows: the rows so far.
       guarantees: as given.
     """
 
-    def __init__(self, run: Computation, guarantees: Callable[[int], Row] = lambda rounds: {}):
+    def __init__(
+        self,
+        run: Computation,
+        guarantees: Callable[[int], Row] = lambda rounds: {},
+        rows: Sequence[Row] = (),
+    ):
         self.rows: list[Row] = []
         self.guarantees = guarantees
         self._traffic = run.algorithm.traffic(run.params)
@@ -75,6 +79,12 @@ class History:
         self._totals: dict[str, float] = dict.fromkeys(("bytes_up", "bytes_down", "gradients"), 0)
         if run.in_round == "exclude":
             self._totals["nonfinite_clients"] = 0
+        self.go_on_from(rows)
+
+    @property
+    def round(self) -> int:
+        """Number of finished rounds."""
+        return self.rows[-1]["round"] if self.rows else 0
 
     @property
     def is_without_steps(self) -> bool:
@@ -105,6 +115,14 @@ class History:
         row = {"round": round, **self.account(metrics), **self.guarantees(round), **scores}
         self.rows.append(row)
         return row
+
+    def shown(self, scores: Collection[str]) -> Row:
+        """Return the numbers of the last row for a progress bar.
+
+        Args:
+          scores: names of what an evaluation returned.
+        """
+        return {name: self.rows[-1][name] for name in ("loss", *self.guarantees(0), *scores)}
 
     def account(self, metrics: Mapping[str, Any]) -> Row:
         """Compute the means over a chunk's rounds, and the new totals.
@@ -172,88 +190,17 @@ def warn_without_steps(histories: Sequence[History]) -> None:
         warn(f"no client took a local step {where}; the model is the initial one.")
 
 
-class RunProgress:
-    """A run's history, and the reason why it ends.
+def reason_to_stop(rounds_left: int, diverged: bool, enough: bool) -> str | None:
+    """Return the reason why a run ended early, as in ``SimulationResult``.
 
     Args:
-      run: the computation.
-      history: the rows of earlier calls.
-      hooks: functions that receive each row, beginning with those of earlier calls.
-      stop_when: as in ``simulate``.
-      clock: the run's time, in which the hooks' time is not counted.
-
-    Attributes:
-      run, history, clock: as given.
-      round: finished rounds.
       enough: whether ``stop_when`` ended the run.
-      diverged: whether the run diverged; set by the loop.
     """
-
-    def __init__(
-        self,
-        run: Computation,
-        history: History,
-        hooks: Hooks,
-        stop_when: Callable[[Row], Any] | None,
-        clock: Stopwatch,
-    ):
-        self.run, self.history, self.clock = run, history, clock
-        self._hooks, self._stop_when = hooks, stop_when
-        self.round, self.enough, self.diverged = 0, False, False
-        for row in history.rows:
-            self._hooks(row)
-            self.enough = is_enough(stop_when, row)
-            self.round = row["round"]
-
-    def goes_on(self, processes: Processes, interrupted: bool) -> bool:
-        """Return whether to run another chunk; the same in all processes.
-
-        Args:
-          interrupted: whether a signal came to this process.
-        """
-        if self.round >= self.run.rounds:
-            return False
-        interrupted, self.enough = processes.any_of(interrupted, self.enough)
-        return not (interrupted or self.diverged or self.enough)
-
-    def enter(self, metrics: Metrics, scores: Row) -> Row:
-        """Record a chunk of rounds and its evaluation; returns its row.
-
-        Args:
-          metrics: of its rounds, [length] each.
-        """
-        self.round += len(metrics["participants"])
-        return self.history.enter(self.round, metrics, scores)
-
-    def tell(self, row: Row) -> None:
-        """Pass a row to the hooks and to ``stop_when``.
-
-        Raises:
-          TypeError: ``stop_when`` returned several values.
-        """
-        with self.clock.uncounted():
-            self._hooks(row)
-        self.enough = not self.diverged and is_enough(self._stop_when, row)
-
-    @property
-    def stopped(self) -> str | None:
-        """Reason why the run ended early, as in ``SimulationResult``."""
-        if self.diverged:
-            return "diverged"
-        if self.round >= self.run.rounds:
-            return None
-        return "stop_when" if self.enough else "interrupt"
-
-    def summary(self) -> Row:
-        """Return the contents of summary.json."""
-        return {
-            "round": self.round,
-            "seconds": self.clock.seconds,
-            "compile_seconds": self.clock.compile_seconds,
-            "interrupted": self.stopped == "interrupt",
-            "stopped": self.stopped,
-            **self.history.guarantees(self.round),
-        }
+    if diverged:
+        return "diverged"
+    if not rounds_left:
+        return None
+    return "stop_when" if enough else "interrupt"
 
 
 def _mean(values: np.ndarray) -> float | list:

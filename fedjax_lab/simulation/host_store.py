@@ -11,7 +11,7 @@ from fedjax_lab import tree
 from fedjax_lab.clients.host_table import HostTable, SeenRows
 from fedjax_lab.data import FederatedArrays
 from fedjax_lab.simulation.computation import Computation
-from fedjax_lab.simulation.placement import Placement
+from fedjax_lab.simulation.placement import Placement, Request
 from fedjax_lab.simulation.processes import Processes
 from fedjax_lab.storage.fingerprint import are_the_same
 from fedjax_lab.types import FedState, Key, Params, PyTree
@@ -163,19 +163,9 @@ class HostStore:
         mine, processes = self.table.seen_rows(), self._processes
         if not processes.is_multiprocess:
             return state._replace(clients=mine)
-        counts = processes.stacked(np.array(len(mine.ids), np.uint32))
-        found: list[SeenRows] = []
-        for process, count in enumerate(counts.tolist()):
-            speaks = process == processes.index
-            shapes = tree.with_rows(mine, count)
-            rows = processes.sent(mine if speaks else None, shapes, process)
-            found += [rows] if processes.is_first else []
+        rows = _of_all(processes, mine, processes.is_first)
         state = processes.gathered(state._replace(clients=()))
-        if not processes.is_first:
-            return state
-        rows = jax.tree.map(lambda *parts: np.concatenate(parts), *found)
-        order = np.argsort(rows.ids)
-        return state._replace(clients=jax.tree.map(lambda leaf: leaf[order], rows))
+        return state._replace(clients=rows) if processes.is_first else state
 
     def template(self, state: FedState) -> FedState:
         """See ``stores.DeviceStore``."""
@@ -230,23 +220,25 @@ def all_rows(table: HostTable) -> PyTree:
     Args:
       table: ``result.state.clients`` of a run with ``client_store="host"``.
     """
-    processes = Processes.here()
     if table.owned is None:
         return table.read(np.arange(table.num_clients))
-    mine = np.flatnonzero(table.owned)
-    owners = processes.stacked(table.owned).argmax(0)
+    mine = np.flatnonzero(table.owned).astype(np.int32)
+    return _of_all(Processes.here(), SeenRows(mine, table.read(mine)), True).rows
 
-    def one(rows):
-        whole = np.zeros((table.num_clients, *rows.shape[1:]), rows.dtype)
-        whole[mine] = rows
-        if not whole.size:
-            return whole
-        raw = whole.reshape(len(owners), -1).view(np.uint8)
-        parts = processes.stacked(raw)
-        raw = parts[owners, np.arange(len(owners))]
-        return np.ascontiguousarray(raw).view(rows.dtype).reshape(whole.shape)
 
-    return jax.tree.map(one, table.read(mine))
+def _of_all(processes: Processes, mine: SeenRows, is_wanted: bool) -> SeenRows:
+    """Gather the rows of all processes, in the order of their ids; ``mine`` where unwanted."""
+    counts = processes.stacked(np.array(len(mine.ids), np.uint32))
+    found: list[SeenRows] = []
+    for process, count in enumerate(counts.tolist()):
+        like = tree.with_rows(mine, count)
+        rows = processes.sent(mine if process == processes.index else None, like, process)
+        found += [rows] if is_wanted else []
+    if not is_wanted:
+        return mine
+    rows = jax.tree.map(lambda *parts: np.concatenate(parts), *found)
+    order = np.argsort(rows.ids)
+    return jax.tree.map(lambda leaf: leaf[order], rows)
 
 
 def host_start(
@@ -301,7 +293,7 @@ def _repeats_one_row(traced: ClosedJaxpr) -> list[bool]:
     return [repeats(result) for result in traced.jaxpr.outvars]
 
 
-def check_host_store(place: Placement, diagnose: Any) -> None:
+def check_host_store(asked: Request, diagnose: Any) -> None:
     """Refuse features that need the whole table on a device.
 
     Raises:
@@ -309,7 +301,7 @@ def check_host_store(place: Placement, diagnose: Any) -> None:
     """
     for wrong, what in (
         (diagnose is not None, "diagnose"),
-        (place.client_map.name == "measure", "client_map='measure'"),
+        (asked.client_map.name == "measure", "client_map='measure'"),
     ):
         if wrong:
             raise ValueError(

@@ -256,7 +256,11 @@ class Progress:
                 console=console,
             )
             self._task = self._bar.add_task(name, total=rounds, rate=0.0, note="compiling")
-            self._bar.start()
+
+    def note(self, text: str) -> None:
+        """Print a line about the run, before its bar; "" prints nothing."""
+        if text and self._enabled:
+            print(f"{self._name}: {text}", file=sys.stderr, flush=True)
 
     def go_on_from(self, round: int, finished: bool = False) -> None:
         """Show the number of rounds that were finished before.
@@ -266,9 +270,10 @@ class Progress:
         """
         self._start = round
         if self._bar is not None:
+            self._bar.start()
             self._bar.update(self._task, completed=round)
-        if self._enabled and (finished or round >= self._rounds):
-            print(f"{self._name}: already finished, nothing to run", file=sys.stderr, flush=True)
+        if finished or round >= self._rounds:
+            self.note("already finished, nothing to run")
 
     def update(self, round: int, values: dict[str, Any]) -> None:
         """Report progress.
@@ -304,6 +309,8 @@ class Progress:
         if compile_seconds != self._compile_seconds:
             self._compile_seconds = compile_seconds
             self._began = self._last_line = time.monotonic()
+        if self._bar is not None:
+            self._bar.start()
 
     def close(self) -> None:
         """Remove the bar from the terminal."""

@@ -19,7 +19,7 @@ import dataclasses
 from typing import Any
 
 import jax
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from fedjax_lab import tree
 from fedjax_lab.checks import check_choice
@@ -29,14 +29,13 @@ from fedjax_lab.clients.model_axis import (
     ParamsSharding,
     bytes_of_a_device,
     model_layout,
-    on_mesh,
 )
 from fedjax_lab.clients.store import AXIS, Rows, sharded_rows
 from fedjax_lab.data import FederatedArrays
 from fedjax_lab.machine.device_memory import device_memory
 from fedjax_lab.machine.target import Target
 from fedjax_lab.simulation.processes import Processes
-from fedjax_lab.types import FedState, Params, PyTree
+from fedjax_lab.types import FedState, Key, Params, PyTree
 
 HOST = "host"
 CLIENT_STORES = ("auto", "device", "sharded", HOST)
@@ -44,67 +43,63 @@ _HALF = 0.5  # of a device, that a table may fill before "auto" keeps it on the 
 
 
 @dataclasses.dataclass(frozen=True)
-class Placement:
-    """The devices and processes that compute a run.
+class Request:
+    """The placement that the caller asks for, of which "auto" is still to be chosen.
 
     Attributes:
-      client_map: how clients are mapped to devices.
-      client_store: "device", "sharded" or "host"; before the choice, the requested store.
+      client_map: how clients are mapped to devices; it may be one that the planner chooses.
+      client_store: "auto", "device", "sharded" or "host".
       params_sharding: as in ``simulate``.
-      layout: layout of a model that devices divide; None: each device has a full copy.
       target: the machine; None: the current machine.
-      processes: the processes of the run.
     """
 
     client_map: ClientMap
-    client_store: str = "device"
-    params_sharding: ParamsSharding = None
-    layout: ModelLayout | None = None
-    target: Target | None = None
-    processes: Processes = Processes()  # noqa: RUF009 - it holds nothing
+    client_store: str
+    params_sharding: ParamsSharding
+    target: Target | None
 
     @classmethod
     def of(
         cls,
-        client_map: str | ClientMap,
-        client_store: str = "device",
+        client_map: str,
+        client_store: str = "auto",
         params_sharding: ParamsSharding = None,
         target: Target | None = None,
-        processes: Processes | None = None,
-    ) -> "Placement":
-        """Create a placement from the names of a client map and a client store.
+    ) -> "Request":
+        """Create a request from the names of a client map and a client store.
 
         Args:
           target: the machine; None: the current machine.
-          processes: the processes; None: those of the running program.
 
         Raises:
           TypeError, ValueError: a name is unknown, or the machine has too few devices.
         """
         parsed = parse_client_map(client_map, target)
         check_choice("client_store", client_store, CLIENT_STORES)
-        processes = Processes.here() if processes is None else processes
-        processes.check_map(parsed)
-        return cls(parsed, client_store, params_sharding, None, target, processes)
+        asked = cls(parsed, client_store, params_sharding, target)
+        asked.processes.check_map(parsed)
+        return asked
 
-    def with_map(self, client_map: str) -> "Placement":
-        """Return the requested placement with a client map in place of "auto"."""
+    @property
+    def processes(self) -> Processes:
+        """The processes of the run."""
+        return _processes(self.target)
+
+    def with_map(self, client_map: str) -> "Request":
+        """Return the request with a client map in place of "auto"."""
         return dataclasses.replace(self, client_map=parse_client_map(client_map, self.target))
 
-    def resolved(self, client_store: str, params: Params, frozen: PyTree) -> "Placement":
-        """Return the placement of a run, with its store and the layout of a divided model.
-
-        Args:
-          client_store: "device", "sharded" or "host".
+    def placement(self, client_store: str, params: Params, frozen: PyTree) -> "Placement":
+        """Return the placement with a store, "device", "sharded" or "host".
 
         Raises:
-          TypeError, ValueError: as ``model_layout``.
+          TypeError, ValueError: as ``layout``.
         """
-        layout = self.model_layout(params, frozen)
-        return dataclasses.replace(self, client_store=client_store, layout=layout)
+        layout = self.layout(params, frozen)
+        return Placement(self.client_map, client_store, layout, self.params_sharding, self.target)
 
-    def model_layout(self, params: Params, frozen: PyTree) -> ModelLayout | None:
-        """Compute how the requested client map and ``params_sharding`` divide a model.
+    def layout(self, params: Params, frozen: PyTree) -> ModelLayout | None:
+        """Compute how the client map and ``params_sharding`` divide a model.
 
         Raises:
           TypeError, ValueError: as ``fedjax_lab.clients.model_axis.model_layout``.
@@ -112,7 +107,7 @@ class Placement:
         return model_layout(params, self.client_map.mesh, self.params_sharding, frozen)
 
     def store_on_devices(self, num_clients: int) -> str:
-        """Choose the store, "device" or "sharded", for the requested one.
+        """Choose the store, "device" or "sharded".
 
         Raises:
           ValueError: "sharded" does not work with this client map or N.
@@ -130,12 +125,42 @@ class Placement:
 
     def divides_table(self, num_clients: int) -> bool:
         """Return True if devices will divide the table of client state."""
-        asked = self.client_store in ("auto", "sharded")
-        return asked and self.client_map.shares > 1 and self._can_divide(num_clients)
+        may_divide = self.client_store in ("auto", "sharded") and self.client_map.divides_rows
+        return may_divide and self._can_divide(num_clients)
 
     def _can_divide(self, num_clients: int) -> bool:
-        client_map = self.client_map
-        return client_map.kind == "shard_map" and num_clients % client_map.shares == 0
+        return self.client_map.kind == "shard_map" and num_clients % self.client_map.shares == 0
+
+    def keeps_rows_on_host(self, shapes: FedState) -> bool:
+        """Return True if the table of client state is kept on the host and is not empty."""
+        table = tree.nbytes(shapes.clients)
+        too_large = table > _HALF * device_memory() * jax.device_count()
+        wanted = self.client_store == HOST or (self.client_store == "auto" and too_large)
+        return table > 0 and wanted
+
+
+@dataclasses.dataclass(frozen=True)
+class Placement:
+    """The devices and processes that compute a run.
+
+    Attributes:
+      client_map: how clients are mapped to devices.
+      client_store: "device", "sharded" or "host".
+      layout: layout of a model that devices divide; None: each device has a full copy.
+      params_sharding: as in ``simulate``.
+      target: the machine; None: the current machine.
+    """
+
+    client_map: ClientMap
+    client_store: str = "device"
+    layout: ModelLayout | None = None
+    params_sharding: ParamsSharding = None
+    target: Target | None = None
+
+    @property
+    def processes(self) -> Processes:
+        """The processes of the run."""
+        return _processes(self.target)
 
     def check_memory(self, shapes: FedState, name: str) -> None:
         """Check that a state fits on the devices.
@@ -161,12 +186,6 @@ class Placement:
         """True if the table of client state is kept on the host."""
         return self.client_store == HOST
 
-    def keeps_rows_on_host(self, shapes: FedState) -> bool:
-        """Return True if the table of client state is kept on the host and is not empty."""
-        table = tree.nbytes(shapes.clients)
-        too_large = table > _HALF * device_memory() * jax.device_count()
-        return table > 0 and (self.is_on_host or (self.client_store == "auto" and too_large))
-
     def record(self) -> dict[str, Any]:
         """Return the entries of config.json."""
         return {
@@ -183,41 +202,57 @@ class Placement:
             return Rows()
         return sharded_rows(mesh)
 
-    def copies(self, values: PyTree) -> PyTree:
-        """Copy values to every device of the client map, once, before the run.
-
-        A divided model stays divided.
-        """
+    @property
+    def _mesh(self) -> Mesh | None:
+        """Mesh of several devices; None: one device runs everything."""
         mesh = self.client_map.mesh
-        if mesh is None or mesh.size < 2:
-            return values
-        if self.processes.is_multiprocess:
-            return self.processes.put(values, NamedSharding(mesh, PartitionSpec()))
-        return on_mesh(values, mesh)
+        return None if mesh is None or mesh.size < 2 else mesh
 
-    def clients(self, clients: FederatedArrays) -> FederatedArrays:
-        """Copy the clients' data to every device; their constants are sharded like client rows."""
-        data, constants = dataclasses.replace(clients, constants=()), clients.constants
-        if self.client_store == "sharded":
-            constants = self.processes.put(constants, self._shardings(constants, AXIS))
-        else:
-            constants = self.copies(constants)
-        return dataclasses.replace(self.copies(data), constants=constants)
+    def _put(self, values: PyTree, shardings: Any) -> PyTree:
+        return values if self._mesh is None else self.processes.put(values, shardings)
+
+    def copies(self, values: PyTree) -> PyTree:
+        """Copy values to every device of the client map, once, before the run."""
+        return self._put(values, _on(self._mesh))
 
     def divided(self, values: PyTree) -> PyTree:
         """Shard values along the leading axis."""
-        mesh = self.client_map.mesh
-        if mesh is None or mesh.size < 2:
-            return values
-        return self.processes.put(values, NamedSharding(mesh, PartitionSpec(AXIS)))
+        return self._put(values, _on(self._mesh, AXIS))
+
+    def clients(self, clients: FederatedArrays) -> FederatedArrays:
+        """Copy the clients' data to every device; their constants are sharded like client rows."""
+        return self._put(clients, self._of_clients(clients))
 
     def models(self, params: Params, frozen: PyTree) -> tuple[Params, PyTree]:
         """Put (params, frozen weights) onto the devices; the client map may divide a model."""
         if self.layout is None:
-            return self.copies(params), self.copies(jax.tree.map(jax.numpy.asarray, frozen))
-        of_params = self.layout.shardings(self.layout.specs(params))
-        of_frozen = self.layout.shardings(self.layout.frozen)
-        return jax.device_put(params, of_params), jax.device_put(frozen, of_frozen)
+            return self.copies((params, jax.tree.map(jax.numpy.asarray, frozen)))
+        return self._put((params, frozen), (self._shardings(params, None), self._of_frozen(frozen)))
+
+    def of_arguments(
+        self, state: FedState, clients: FederatedArrays, key: Key | None, frozen: PyTree
+    ) -> tuple[PyTree, ...] | None:
+        """Return the shardings of the arguments of a chunk; None if one device runs everything.
+
+        Args:
+          state: the state with the rows of all clients.
+        """
+        if self._mesh is None:
+            return None
+        of_state, of_frozen = self.state_sharding(state), self._of_frozen(frozen)
+        return of_state, self._of_clients(clients), _on(self._mesh), of_frozen
+
+    def _of_clients(self, clients: FederatedArrays) -> Any:
+        shardings = jax.tree.map(lambda _: _on(self._mesh), clients)
+        if self.client_store != "sharded":
+            return shardings
+        constants = self._shardings(clients.constants, AXIS)
+        return dataclasses.replace(shardings, constants=constants)
+
+    def _of_frozen(self, frozen: PyTree) -> Any:
+        if self.layout is not None:
+            return self.layout.shardings(self.layout.frozen)
+        return jax.tree.map(lambda _: _on(self._mesh), frozen)
 
     def state_sharding(self, shapes: FedState) -> Any:
         """Return the shardings of a state, for ``out_shardings`` of ``jax.jit``.
@@ -225,11 +260,11 @@ class Placement:
         Returns:
           A pytree of shardings with the state's structure; None if one device runs everything.
         """
-        server = self._shardings(shapes._replace(clients=()), None)
-        if server is None:
+        if self._mesh is None:
             return None
         leading = AXIS if self.client_store == "sharded" else None
-        return server._replace(clients=self._shardings(shapes.clients, leading))
+        rows = self._shardings(shapes.clients, leading)
+        return self._shardings(shapes._replace(clients=()), None)._replace(clients=rows)
 
     def row_sharding(self, rows: PyTree) -> Any:
         """Return the sharding of a chunk's client rows.
@@ -258,11 +293,19 @@ class Placement:
         return sharding._replace(clients=None) if self.is_on_host else sharding
 
     def _shardings(self, values: PyTree, leading: str | None) -> Any:
-        mesh = self.client_map.mesh
-        if mesh is None or mesh.size < 2:
+        if self._mesh is None:
             return None
         if self.layout is not None:
             return self.layout.shardings(self.layout.specs(values, leading))
-        spec = PartitionSpec() if leading is None else PartitionSpec(leading)
-        place = NamedSharding(mesh, spec)
-        return jax.tree.map(lambda _: place, values)
+        return jax.tree.map(lambda _: _on(self._mesh, leading), values)
+
+
+def _processes(target: Target | None) -> Processes:
+    """Return the processes of the running program; for another machine, a single one."""
+    return Processes.here() if target is None else Processes()
+
+
+def _on(mesh: Mesh | None, leading: str | None = None) -> NamedSharding | None:
+    """Return a sharding along the leading axis, or a copy on each device of a mesh."""
+    spec = PartitionSpec() if leading is None else PartitionSpec(leading)
+    return None if mesh is None else NamedSharding(mesh, spec)

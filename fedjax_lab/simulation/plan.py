@@ -12,17 +12,15 @@ from fedjax_lab.clients.planner import MapChoice, at_once
 from fedjax_lab.data import ClientTimes, FederatedArrays, FederatedStream
 from fedjax_lab.data.cohort import Schedule, ScheduleOptions, scheduled
 from fedjax_lab.machine.compiler import Figures, compile_for, figures, with_devices
-from fedjax_lab.machine.keys import seeded
 from fedjax_lab.machine.target import Notes, Target, named, tracing_noting
 from fedjax_lab.models.convolution import lowering_for
 from fedjax_lab.round import Algorithm
 from fedjax_lab.simulation.arguments import check_simulate
 from fedjax_lab.simulation.chunk_planner import ChunkPlanner
-from fedjax_lab.simulation.client_data import with_times, without_examples
-from fedjax_lab.simulation.computation import Computation
+from fedjax_lab.simulation.client_data import without_examples
 from fedjax_lab.simulation.debugging import debuggable
-from fedjax_lab.simulation.placement import Placement
-from fedjax_lab.simulation.processes import Processes
+from fedjax_lab.simulation.placement import Request
+from fedjax_lab.simulation.prepare import computation_of
 from fedjax_lab.types import Params
 
 
@@ -127,15 +125,17 @@ def plan(
         machine = with_devices(machine)
     except ImportError as error:
         note = str(error)
-    place = Placement.of(client_map, client_store, params_sharding, machine, Processes())
-    how, clients = Schedule.of("plan", schedule).bind(clients)
-    run = Computation(algorithm, how, on_nonfinite, key=seeded(0), params=params, lowering=lowering)
-    clients = without_examples(with_times(clients, times, algorithm, params), how, 1)
+    asked = Request.of(client_map, client_store, params_sharding, machine)
+    given = Schedule.of("plan", schedule)
+    run, clients = computation_of(
+        algorithm, params, clients, given, times, on_nonfinite=on_nonfinite, lowering=lowering
+    )
+    clients = without_examples(clients, run.schedule, 1)
     state = run.shapes(clients)
-    planner = ChunkPlanner(run, place, state, clients)
+    planner = ChunkPlanner(run, asked, state, clients)
     chosen = planner.choose_map(1)
     found = None
-    many = at_once(chosen.client_map, how.slots(clients), machine)
+    many = at_once(chosen.client_map, run.schedule.slots(clients), machine)
     on_one = "vmap" if many > 1 else "scan"  # a machine without devices cannot share a cohort
     with tracing_noting(convolutions := Notes()):
         noted = planner.round_of(chosen.client_map if machine.devices else on_one)

@@ -1,27 +1,14 @@
-"""The identity of a run; its rows and checkpoints in a run directory."""
+"""The time of a run, and its rows and checkpoints in a run directory."""
 
-import dataclasses
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Protocol
 
-import jax
-import numpy as np
-
 from fedjax_lab.checks import warn
-from fedjax_lab.clients.metrics import is_reserved
-from fedjax_lab.data.clock import ClientTimes
-from fedjax_lab.data.cohort import Schedule
-from fedjax_lab.descriptions import ARRAY, describe
-from fedjax_lab.simulation.chunks import Chunks
-from fedjax_lab.simulation.client_data import ClientData
-from fedjax_lab.simulation.computation import Computation
-from fedjax_lab.simulation.placement import Placement
 from fedjax_lab.simulation.processes import Processes
 from fedjax_lab.storage.checkpoint import Checkpoints
-from fedjax_lab.storage.fingerprint import hash_arrays, hash_function, hash_program
 from fedjax_lab.storage.lock import RunDirLock
 from fedjax_lab.storage.run_dir import (
     CHECKPOINTS,
@@ -38,7 +25,6 @@ from fedjax_lab.storage.run_dir import (
     restored_row,
     run_id,
     stored_row,
-    versions,
     write_json,
     write_rounds,
 )
@@ -70,118 +56,6 @@ class Saved(Protocol):
         """Restore the state."""
 
 
-def identity(
-    run: Computation,
-    client_data: ClientData,
-    place: Placement,
-    functions: Mapping[str, Callable[..., Any] | None],
-    seed: int,
-    config: Mapping[str, Any],
-    is_kept: bool,
-    given: Schedule,
-    times: ClientTimes | None = None,
-) -> Row:
-    """Return the identity of a run, by name and by content: entries of config.json.
-
-    A run directory is bound to it, and all processes of a run must have the same one.
-
-    Args:
-      functions: the caller's functions, by the names of ``simulate``'s arguments.
-      is_kept: whether there is a run directory. With one, or with several processes, arrays and
-        functions are hashed; the program is hashed by ``with_program``.
-
-    Raises:
-      ValueError: ``config`` has an entry of the run.
-    """
-    asked = place.record()
-    del asked["num_devices"]
-    algorithm, schedule = run.algorithm, run.schedule
-    entries: Row = {
-        "algorithm": algorithm.name,
-        "hyperparameters": dict(algorithm.hyperparameters),
-        "partition": dataclasses.asdict(client_data.clients.partition),
-        "num_clients": client_data.clients.num_clients,
-        **schedule.record(),
-        "rounds": run.rounds,
-        "eval_every": run.eval_every,
-        **asked,
-        "on_nonfinite": run.on_nonfinite,
-        **({} if run.lowering == "auto" else {"lowering": run.lowering}),
-        "seed": seed,
-        **client_data.record(),
-        "num_params": sum(leaf.size for leaf in jax.tree.leaves(run.params)),
-        "versions": versions(),
-        "asked": asked,
-    }
-    if is_kept:
-        described = {"loss_fn": algorithm.loss_fn, "sample_cohort": schedule.sample_cohort}
-        entries["functions"] = {
-            name: describe(function) for name, function in described.items() if function is not None
-        }
-    if algorithm.personal is not None:
-        entries["personal_models"] = True
-    if arrays := _arrays_of(given, times):
-        entries["arrays"] = arrays
-    if is_kept or place.processes.is_multiprocess:
-        entries["content"] = {
-            "params": hash_arrays(run.params),
-            "state": None if run.state is None else hash_arrays(run.state),
-            "examples": client_data.content(),
-            **{name: hash_function(function) for name, function in functions.items()},
-            "sample_cohort": hash_function(schedule.sample_cohort),
-        }
-        if jax.tree.leaves(run.frozen):
-            entries["content"]["frozen"] = hash_arrays(run.frozen)
-    for name in config:
-        if name in (*entries, "num_devices"):
-            raise ValueError(f"config has the name {name!r}, which is reserved for the run.")
-    return entries
-
-
-def _arrays_of(schedule: Schedule, times: ClientTimes | None) -> dict[str, Any]:
-    """Describe the caller's arrays, under the names of the arguments."""
-    given = {name: getattr(schedule, name) for name in ("local_steps", "local_epochs", "weights")}
-    found: dict[str, Any] = {name: _range_of(n) for name, n in given.items() if np.ndim(n)}
-    if times is not None:  # not those of a method, with the bytes of its messages
-        fields = ((field, getattr(times, field.name)) for field in dataclasses.fields(times))
-        found["times"] = {
-            field.name: _range_of(value) if np.ndim(value) else value
-            for field, value in fields
-            if np.ndim(value) or value != field.default
-        }
-    if schedule.client_constants is not None:
-        leaves = map(np.asarray, jax.tree.leaves(schedule.client_constants))
-        shown = ", ".join(f"{leaf.dtype}{list(leaf.shape)}" for leaf in leaves)
-        hashed = hash_arrays(schedule.client_constants)
-        found["client_constants"] = {ARRAY: shown, "hash": hashed}
-    return found
-
-
-def _range_of(values: Any) -> dict[str, str]:
-    values = np.asarray(values)
-    numbers = 1 * values  # of truth values, too
-    shown = f"{numbers.min():.6g} to {numbers.max():.6g}, mean {numbers.mean():.4g}"
-    return {ARRAY: shown, "hash": hash_arrays(values)}
-
-
-def with_program(entries: Row, run: Computation, place: Placement, chunks: Chunks) -> Row:
-    """Return an identity with the chosen placement and the program's hash.
-
-    All processes call it.
-
-    Raises:
-      ValueError: the processes have different programs.
-    """
-    recorded = {**entries, **place.record()}
-    if "content" in recorded:
-        program = chunks.lower(run.eval_every)
-        recorded["content"] = {**recorded["content"], "program": hash_program(program)}
-        if names := sorted(name for name in program.out_info[1] if not is_reserved(name)):
-            recorded["client_metrics"] = names
-        place.processes.agree({"content": recorded["content"]})
-    return recorded
-
-
 class Stopwatch:
     """Time spent in all calls: in rounds and evaluation, and compiling.
 
@@ -203,6 +77,10 @@ class Stopwatch:
         """Set both times."""
         self.compile_seconds = self._compiled_before + compiled
         self.seconds = time.perf_counter() - self._began - compiled
+
+    def record(self) -> dict[str, float]:
+        """Return both times, by name."""
+        return {"seconds": self.seconds, "compile_seconds": self.compile_seconds}
 
     @contextmanager
     def uncounted(self) -> Iterator[None]:
@@ -228,7 +106,6 @@ class RunLog:
       run_dir: the directory, or None.
       every: rounds between checkpoints.
       config: the required contents of config.json, except the number of ``rounds``.
-      processes: the processes of the run.
       scored: whether the clients are scored, see ``client_row``.
 
     Attributes:
@@ -245,30 +122,28 @@ class RunLog:
     def __init__(
         self,
         run_dir: str | Path | None,
-        *,
         every: int,
         config: Row,
-        processes: Processes,
         scored: bool = False,
     ):
-        self._every, self._processes, self._scored = every, processes, scored
-        self._config = config
+        self._every, self._config, self._scored = every, config, scored
+        self._processes = Processes.here()
         self._keeps = run_dir is not None
         self.saved, self.clock, self.unscored = 0, Stopwatch(), False
-        self._path = Path(run_dir) if run_dir is not None and processes.is_first else None
-        self._open: list[Any] = []  # resources for ``close``, in this order
+        self._path = Path(run_dir) if run_dir is not None and self._processes.is_first else None
+        self._open = ExitStack()  # files and the lock
         self._passes: Callable[[int], bool] = lambda step: True
         if self._path is None:
             return
         with disk_full_in_one_line(self._path):
             self._path.mkdir(parents=True, exist_ok=True)
-            self._open = [RunDirLock(self._path).release]
+            self._open.callback(RunDirLock(self._path).release)
             try:
                 open_run_dir(self._path, config)
                 # The recorded choice, because "auto" may be another one on another machine.
                 owner = run_id(read_config(self._path))
                 self._checkpoints = Checkpoints(self._path / CHECKPOINTS, owner)
-                self._open.insert(0, self._checkpoints.close)
+                self._open.callback(self._checkpoints.close)
                 self._set_rounds(config)
             except BaseException:
                 self.close()
@@ -331,41 +206,33 @@ class RunLog:
             self.saved, state, extra = self._checkpoints.restore(chunks.template(), self._passes)
             history, times = extra["rows"], extra["times"]
             rows = [plain_row(restored_row(row)) for row in history]
-            self._compare_rows(rows)
+            if self._rows_of(METRICS) != rows:
+                warn(
+                    f"{self._path / METRICS} lacks some of the {len(rows)} rows of the checkpoint "
+                    f"of round {self.saved}, or has others; they are restored from the checkpoint."
+                )
         if times:
             spent = times[-1]["seconds"], times[-1]["compile_seconds"]
         with disk_full_in_one_line(self._path):
-            self._metrics = MetricsFile(self._path / METRICS, rows)
-            self._times = MetricsFile(self._path / TIMES, times)
-            self._open_clients()
+            self._metrics, self._times = self._file(METRICS, rows), self._file(TIMES, times)
+            if self._scored:
+                scored = self._rows_of(CLIENTS) or []
+                self._clients = self._file(CLIENTS, scored)
+                self.unscored = self.saved > 0 and self.saved not in [r["round"] for r in scored]
         self._all_times = times
-        self._open = [self._metrics.close, self._times.close, *self._open]
         return state, history, spent
 
-    def _open_clients(self) -> None:
-        """Open the file of the clients' scores, with the rows up to the restored round."""
+    def _file(self, name: str, rows: list[Row]) -> MetricsFile:
+        """Open a file that begins with rows of earlier calls."""
         assert self._path is not None
-        if not self._scored:
-            return
-        rows: list[Row] = []
-        with suppress(OSError, ValueError):  # what is damaged is left out
-            rows = [row for row in read_metrics(self._path / CLIENTS) if row["round"] <= self.saved]
-        self._clients = MetricsFile(self._path / CLIENTS, rows)
-        self._open = [self._clients.close, *self._open]
-        self.unscored = self.saved > 0 and self.saved not in (row["round"] for row in rows)
+        return self._open.enter_context(closing(MetricsFile(self._path / name, rows)))
 
-    def _compare_rows(self, expected: list[Row]) -> None:
-        """Warn if the file's rows differ from the checkpoint's, which replace them."""
+    def _rows_of(self, name: str) -> list[Row] | None:
+        """Read the rows of a file up to the restored round; None: it is missing or damaged."""
         assert self._path is not None
-        file = self._path / METRICS
-        in_file: list[Row] | None = None
         with suppress(OSError, ValueError):
-            in_file = [row for row in read_metrics(file) if row["round"] <= self.saved]
-        if in_file != expected:
-            warn(
-                f"{file} lacks some of the {len(expected)} rows of the checkpoint of round "
-                f"{self.saved}, or has others; they are restored from the checkpoint.",
-            )
+            return [row for row in read_metrics(self._path / name) if row["round"] <= self.saved]
+        return None
 
     def rows(self, rows: Sequence[Row]) -> None:
         """Take the time, and append the rows of an evaluation: one, or one for each run of a sweep.
@@ -377,8 +244,7 @@ class RunLog:
         """
         self.clock.measure(self._chunks.compile_seconds)
         if self._path is not None:
-            times = {"seconds": self.clock.seconds, "compile_seconds": self.clock.compile_seconds}
-            self._all_times.append({"round": rows[0]["round"], **times})
+            self._all_times.append({"round": rows[0]["round"], **self.clock.record()})
             with disk_full_in_one_line(self._path):
                 self._drop_summary()
                 for row in rows:
@@ -425,7 +291,7 @@ class RunLog:
         assert self._path is not None
         (self._path / SUMMARY).unlink(missing_ok=True)
 
-    def summarise(self, **summary: Any) -> None:
+    def summarise(self, summary: Row) -> None:
         """Write summary.json, which a run that goes on does not have."""
         if self._path is not None:
             with disk_full_in_one_line(self._path):
@@ -433,7 +299,5 @@ class RunLog:
 
     def close(self) -> None:
         """Close the files and release the lock."""
-        for close in self._open:
-            with suppress(OSError):  # a full disk was reported before
-                close()
-        self._open = []
+        with suppress(OSError):  # a full disk was reported before
+            self._open.close()

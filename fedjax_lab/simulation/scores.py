@@ -10,8 +10,8 @@ import numpy as np
 from fedjax_lab.clients.sources import on_any_device
 from fedjax_lab.simulation.chunks import Chunks
 from fedjax_lab.simulation.computation import Computation
-from fedjax_lab.simulation.history import RunProgress, as_value, check_scores
-from fedjax_lab.simulation.run_log import Row
+from fedjax_lab.simulation.history import History, as_value, check_scores
+from fedjax_lab.simulation.run_log import Row, Stopwatch
 from fedjax_lab.types import FedState, Metrics, Params
 
 
@@ -19,52 +19,55 @@ class Evaluators(NamedTuple):
     """The functions that evaluate a run.
 
     Attributes:
+      run: the computation.
+      chunks: the state.
       evaluate: global model -> dict of numbers or arrays, or None.
       diagnose: state -> dict of numbers or arrays, or None.
       score_clients: global model -> dict of numbers or arrays that are no part of a row, or None.
     """
 
-    evaluate: Callable[[Params], Mapping[str, Any]] | None = None
-    diagnose: Callable[[FedState], Mapping[str, Any]] | None = None
-    score_clients: Callable[[Params], Mapping[str, Any]] | None = None
+    run: Computation
+    chunks: Chunks
+    evaluate: Callable[[Params], Mapping[str, Any]] | None
+    diagnose: Callable[[FedState], Mapping[str, Any]] | None
+    score_clients: Callable[[Params], Mapping[str, Any]] | None
 
-    def row(self, chunks: Chunks, run_progress: RunProgress, metrics: Metrics) -> Row:
+    def row(self, history: History, metrics: Metrics, diverged: bool) -> Row:
         """Compute the scores of a row, NaN for a diverged model; all processes call it.
 
         Raises:
           TypeError: a function did not return a dict of numbers.
           ValueError: a name is reserved.
         """
-        taken, run = run_progress.history.names(metrics), run_progress.run
-        stops = run.on_nonfinite == "stop"  # before a round that is not finite
-        if run_progress.diverged and not (stops and chunks.is_finite()):
-            return self._missing(run, chunks, run_progress.history.rows, taken)
-        values = _scores("evaluate", self.evaluate, chunks.params, taken, _copied)
+        taken = history.names(metrics)
+        stops = self.run.on_nonfinite == "stop"  # before a round that is not finite
+        if diverged and not (stops and self.chunks.is_finite()):
+            return self._missing(history.rows, taken)
+        values = _scores("evaluate", self.evaluate, self.chunks.params, taken, _copied)
         if self.diagnose is None:
             return values
-        state = chunks.whole_state()
+        state = self.chunks.whole_state()
         # No copy of the clients' rows, which may be most of the memory.
         state = state._replace(server=jax.tree.map(_copied, state.server))
         return values | _scores("diagnose", self.diagnose, state, {*taken, *values})
 
-    def of_clients(self, chunks: Chunks, run_progress: RunProgress) -> Row | None:
+    def of_clients(self, round: int, clock: Stopwatch) -> Row | None:
         """Compute what ``score_clients`` says of the global model, whose time is not counted.
 
-        All processes call it. None: there is no such function, or the run diverged.
+        All processes call it. None: there is no such function.
 
         Raises:
           TypeError: the function did not return a dict of numbers.
           ValueError: it returned "round".
         """
-        if self.score_clients is None or run_progress.diverged:
+        if self.score_clients is None:
             return None
-        with run_progress.clock.uncounted():
-            values = _scores("score_clients", self.score_clients, chunks.params, {"round"}, _copied)
-        return {"round": run_progress.round, **values}
+        with clock.uncounted():
+            params, taken = self.chunks.params, {"round"}
+            values = _scores("score_clients", self.score_clients, params, taken, _copied)
+        return {"round": round, **values}
 
-    def _missing(
-        self, run: Computation, chunks: Chunks, history: Sequence[Row], taken: set[str]
-    ) -> Row:
+    def _missing(self, history: Sequence[Row], taken: set[str]) -> Row:
         """Return NaN under the names of the scores, for a model that is not evaluated.
 
         The names are those of the last row. Before the first row, they come from ``evaluate`` on
@@ -73,10 +76,10 @@ class Evaluators(NamedTuple):
         if history:
             known = {name: value for name, value in history[-1].items() if name not in taken}
         else:
-            known = _scores("evaluate", self.evaluate, run.params, taken)
+            known = _scores("evaluate", self.evaluate, self.run.params, taken)
             if self.diagnose is not None:
                 with suppress(Exception):  # what cannot be traced, or is no dict
-                    shapes = jax.eval_shape(self.diagnose, chunks.whole_state())
+                    shapes = jax.eval_shape(self.diagnose, self.chunks.whole_state())
                     known |= {name: np.zeros(leaf.shape).tolist() for name, leaf in shapes.items()}
         return {name: as_value(np.full(np.shape(value), np.nan)) for name, value in known.items()}
 

@@ -5,7 +5,6 @@ gives the same bits, whether or not the run was interrupted. Other client maps a
 agree up to rounding.
 """
 
-import sys
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import closing
 from pathlib import Path
@@ -26,26 +25,25 @@ from fedjax_lab.simulation.arguments import (
 )
 from fedjax_lab.simulation.chunk_planner import choose_placement
 from fedjax_lab.simulation.chunks import Chunks
-from fedjax_lab.simulation.client_data import client_data_of, with_times, without_examples
+from fedjax_lab.simulation.client_data import client_data_of
 from fedjax_lab.simulation.client_updates import ClientUpdates
-from fedjax_lab.simulation.computation import Computation, params_of
 from fedjax_lab.simulation.debugging import debuggable
-from fedjax_lab.simulation.divergence import Watch
 from fedjax_lab.simulation.history import (
     History,
-    RunProgress,
     SimulationResult,
+    is_enough,
+    reason_to_stop,
     warn_without_steps,
 )
-from fedjax_lab.simulation.host_store import with_all_rows
+from fedjax_lab.simulation.identity import check_config_names, identity, with_program
 from fedjax_lab.simulation.loggers import Hook, Hooks, Profile, Progress
-from fedjax_lab.simulation.placement import Placement
+from fedjax_lab.simulation.placement import Request
+from fedjax_lab.simulation.prepare import computation_of
 from fedjax_lab.simulation.processes import Processes
-from fedjax_lab.simulation.run_log import Row, RunLog, identity, with_program
+from fedjax_lab.simulation.run_log import Row, RunLog
 from fedjax_lab.simulation.scores import Evaluators
 from fedjax_lab.simulation.stop import check_not_ended, end_later_runs, stop_on_signal
 from fedjax_lab.types import FedState, Params
-from fedjax_lab.wrappers.ledger import key_of
 
 
 @scheduled
@@ -176,55 +174,55 @@ def simulate(
         cohort had more clients than slots, which has a probability of 1e-9.
     """
     check_simulate(algorithm, params, clients, state)
-    scores = Evaluators(evaluate, diagnose, score_clients)
-    check_functions(**scores._asdict(), stop_when=stop_when)
+    functions = {"evaluate": evaluate, "diagnose": diagnose}
+    check_functions(**functions, score_clients=score_clients, stop_when=stop_when)
     check_outputs(run_dir, profile_dir, config, score_clients)
     every = check_lengths(rounds, eval_every, checkpoint_every)
     check_int("seed", seed, minimum=0, maximum=LAST_SEED)
-    config = config or {}
     this_call = check_not_ended(run_dir, rounds)
     keep_by_default()
-    processes = Processes.here()
-    asked = Placement.of(client_map, client_store, params_sharding, processes=processes)
-    progress, hooks = progress and processes.is_first, Hooks(on_row if processes.is_first else ())
+    processes, config = Processes.here(), config or {}
+    asked = Request.of(client_map, client_store, params_sharding)
+    hooks = Hooks(on_row if processes.is_first else ())
+    bar = Progress(algorithm.name, rounds, progress and processes.is_first)
 
-    def say(note: str) -> None:
-        if note and progress:
-            print(f"{algorithm.name}: {note}", file=sys.stderr, flush=True)
-
+    # What is computed.
     given = Schedule.of("simulate", schedule)
-    batches, clients = given.bind(clients)
-    state = None if state is None else with_all_rows(state)
-    model = processes.local(params) if state is None else params_of(algorithm, state)
-    key = key_of(seed, state)
-    run = Computation(
-        algorithm, batches, on_nonfinite, rounds, eval_every, key, model, lowering=lowering
+    run, clients = computation_of(
+        algorithm,
+        params,
+        clients,
+        given,
+        times,
+        seed=seed,
+        state=state,
+        rounds=rounds,
+        eval_every=eval_every,
+        on_nonfinite=on_nonfinite,
+        lowering=lowering,
     )
-    clients = with_times(clients, times, algorithm, run.params)
-    if state is not None:
-        state = processes.gathered(state, everywhere=True)
-        run = run.going_on_from(state, without_examples(clients, batches, eval_every))
-    client_data = client_data_of(run, clients, processes)
-    say(client_data.note)
+    client_data = client_data_of(run, clients)
+    bar.note(client_data.note)
     shapes = run.shapes(client_data.clients)  # this checks the schedule, too
-    asked.model_layout(run.params, run.frozen)  # this checks params_sharding
-    functions = {"evaluate": evaluate, "diagnose": diagnose}
+    asked.layout(run.params, run.frozen)  # this checks params_sharding
     keeps = run_dir is not None
-    entries = identity(run, client_data, asked, functions, seed, config, keeps, given, times)
-    processes.agree({**entries, "run_dir": keeps, "every": every, **config})
+    record = identity(run, client_data, asked, functions, seed, given, times, keeps)
+    check_config_names(config, record)
+    processes.agree({**record, "run_dir": keeps, "every": every, **config})
     client_data.check(run)
     guarantees = run.guarantees(client_data.clients)
+
+    # Where, and where it is recorded.
     chosen = choose_placement(run, asked, client_data, shapes, diagnose)
-    say(chosen.note)
+    bar.note(chosen.note)
     chunks = Chunks(run, chosen, client_data, shapes, run_dir)
-    say(chunks.note)
-    recorded = {**with_program(entries, run, chosen.placement, chunks), **config}
+    bar.note(chunks.note)
+    record = {**with_program(record, run, chosen.placement, chunks), **config}
     scored = score_clients is not None
-    run_log = processes.together(
-        lambda: RunLog(run_dir, every=every, config=recorded, processes=processes, scored=scored)
-    )
-    bar, profile = Progress(algorithm.name, rounds, progress), Profile(profile_dir)
-    watch, updates = Watch(algorithm.name, on_nonfinite), ClientUpdates(run_dir, processes)
+    run_log = processes.together(lambda: RunLog(run_dir, every, record, scored))
+    evaluators = Evaluators(run, chunks, evaluate, diagnose, score_clients)
+    updates, profile = ClientUpdates(run_dir), Profile(profile_dir)
+
     with (
         processes.reporting_losses(),
         closing(run_log),
@@ -232,49 +230,52 @@ def simulate(
         closing(client_data),
         stop_on_signal() as stop,
     ):
-        history = History(run, guarantees)
-        history.go_on_from(run_log.resume(chunks))
-        clock = run_log.clock
-        run_progress = RunProgress(run, history, hooks, stop_when, clock)
+        history = History(run, guarantees, run_log.resume(chunks))
+        diverged, enough, clock = False, False, run_log.clock
+        for row in history.rows:
+            hooks(row)
+            enough = is_enough(stop_when, row)
         if run_log.unscored:
-            run_log.client_row(scores.of_clients(chunks, run_progress))
-        bar.go_on_from(run_progress.round, finished=run_progress.enough)
-        shown = ("loss", *guarantees(0))
-        while run_progress.goes_on(processes, stop.is_set()):
-            length = run.chunk_length(run_progress.round)
-            if not chunks.prepare(length, stop.unless_set):
+            run_log.client_row(evaluators.of_clients(history.round, clock))
+        bar.go_on_from(history.round, finished=enough)
+        while history.round < rounds and not diverged:
+            is_stopped, enough = processes.any_of(stop.is_set(), enough)
+            first, length = history.round, run.chunk_length(history.round)
+            if is_stopped or enough or not chunks.prepare(length, stop.unless_set):
                 break
             stop.at_once = False
             bar.start_clock(chunks.compile_seconds)
             with profile.once():
-                metrics = chunks.advance(run_progress.round, length)
-                counted, lost = watch.look(run_progress.round, metrics, chunks.is_finite())
-                metrics = chunks.keep(run_progress.round, counted, metrics)
-            run_progress.diverged = bool(lost)
+                metrics, diverged = chunks.advance(first, length)
             if not metrics:  # on_nonfinite="stop", in the first round of a chunk
                 break
-            metrics = updates.take(run_progress.round, metrics)
-            values = scores.row(chunks, run_progress, metrics)
-            row = run_progress.enter(metrics, values)
+            metrics = updates.take(first, metrics)
+            scores = evaluators.row(history, metrics, diverged)
+            row = history.enter(first + len(metrics["participants"]), metrics, scores)
             run_log.rows([row])
-            bar.update(row["round"], {name: row[name] for name in (*shown, *values)})
-            if not run_progress.diverged:
-                run_log.checkpoint(run_progress.round, history.rows)
-            run_progress.tell(row)
-            run_log.client_row(scores.of_clients(chunks, run_progress))
-        if not run_progress.diverged:
-            run_log.checkpoint(run_progress.round, history.rows, ends=True)
-        processes.together(lambda: run_log.summarise(**run_progress.summary()))
-        if run_progress.stopped is None:
+            bar.update(history.round, history.shown(scores))
+            if not diverged:
+                run_log.checkpoint(history.round, history.rows)
+            with clock.uncounted():
+                hooks(row)
+            if not diverged:
+                enough = is_enough(stop_when, row)
+                run_log.client_row(evaluators.of_clients(history.round, clock))
+        if not diverged:
+            run_log.checkpoint(history.round, history.rows, ends=True)
+        stopped = reason_to_stop(rounds - history.round, diverged, enough)
+        summary = {"round": history.round, **clock.record(), **guarantees(history.round)}
+        summary |= {"stopped": stopped, "interrupted": stopped == "interrupt"}
+        processes.together(lambda: run_log.summarise(summary))
+        if stopped is None:
             warn_without_steps([history])
-    if stop.is_set() or run_progress.stopped == "interrupt":
+    if stop.is_set() or stopped == "interrupt":
         end_later_runs(stop.signal, this_call)
     return SimulationResult(
         on_any_device(chunks.params),
         chunks.result(),
         history.rows,
-        clock.seconds,
-        clock.compile_seconds,
-        run_progress.stopped,
-        stop.signal if run_progress.stopped == "interrupt" else None,
+        **clock.record(),
+        stopped=stopped,
+        signal=stop.signal if stopped == "interrupt" else None,
     )

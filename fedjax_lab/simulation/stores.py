@@ -23,9 +23,6 @@ class DeviceStore:
 
     note = ""
 
-    def __init__(self, processes: Processes):
-        self._processes = processes
-
     def size(self, length: int) -> int:
         """Return the number of rows in the window of a chunk; 0: there is no window."""
         return 0
@@ -47,7 +44,7 @@ class DeviceStore:
 
     def snapshot(self, state: FedState) -> FedState:
         """Return the state for a checkpoint; with several processes, only in process 0."""
-        return self._processes.gathered(state)
+        return Processes.here().gathered(state)
 
     def template(self, state: FedState) -> FedState:
         """Return a template of ``snapshot``: structure, shapes and dtypes."""
@@ -55,7 +52,7 @@ class DeviceStore:
 
     def restore(self, saved: FedState, state: FedState) -> FedState:
         """Return the state of a checkpoint, ``saved`` in process 0, placed like ``state``."""
-        return self._processes.broadcast(saved, state)
+        return Processes.here().broadcast(saved, state)
 
     def result(self, state: FedState) -> FedState:
         """Return the state for the caller."""
@@ -69,29 +66,28 @@ def open_store(
     run: Computation,
     place: Placement,
     client_data: ClientData,
-    models: tuple[Params, PyTree],
-    key: Key,
+    inputs: tuple[Params, Key, PyTree],
     shapes: FedState,
     run_dir: str | Path | None = None,
 ) -> tuple[FedState, Store]:
     """Open the store of a run; returns (the state before round 0, the store).
 
     Args:
+      inputs: (global model, key, frozen weights), on the devices.
       shapes: shapes of the state without frozen weights.
       run_dir: as in ``simulate``; rows on the host are stored there.
 
     Raises:
       ValueError: rows that the clients start with cannot be kept on the host.
     """
-    (params, frozen), processes = models, place.processes
+    (params, key, frozen), processes = inputs, place.processes
     if place.is_on_host:
-        clients, inputs = processes.local((client_data.clients, (params, key, frozen)))
-        state, table = host_start(run, clients, inputs)
+        state, table = host_start(run, *processes.local((client_data.clients, inputs)))
         table.folder = run_dir if processes.is_first else None
         if run.state is not None:
             table.start, state = run.state.clients, run.state._replace(clients=state.clients)
         return state, HostStore(run, place, client_data.index, key, table)
     if run.state is not None:
-        return run.state, DeviceStore(processes)
+        return run.state, DeviceStore()
     start = jax.jit(run.start, out_shardings=place.state_sharding(shapes))
-    return start(params, client_data.clients, key, frozen), DeviceStore(processes)
+    return start(params, client_data.clients, key, frozen), DeviceStore()

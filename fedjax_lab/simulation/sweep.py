@@ -35,7 +35,7 @@ from fedjax_lab.clients.mapping import (
     parse_client_map,
     single_device_map,
 )
-from fedjax_lab.clients.planner import useful_devices
+from fedjax_lab.clients.planner import over_devices, useful_devices
 from fedjax_lab.data import ClientTimes, FederatedArrays
 from fedjax_lab.data.cohort import Schedule, ScheduleOptions, scheduled
 from fedjax_lab.data.streams import check_resident
@@ -47,18 +47,25 @@ from fedjax_lab.simulation.arguments import (
     check_lengths,
     check_simulate,
 )
-from fedjax_lab.simulation.client_data import client_data_of, with_times
+from fedjax_lab.simulation.client_data import client_data_of
 from fedjax_lab.simulation.computation import Computation
 from fedjax_lab.simulation.debugging import debuggable
-from fedjax_lab.simulation.divergence import Watch
 from fedjax_lab.simulation.history import History, warn_without_steps
+from fedjax_lab.simulation.identity import identity, sweep_identity
 from fedjax_lab.simulation.loggers import Progress
 from fedjax_lab.simulation.placement import Placement
+from fedjax_lab.simulation.prepare import computation_of
 from fedjax_lab.simulation.processes import Processes
-from fedjax_lab.simulation.run_log import Row, Stopwatch, identity
+from fedjax_lab.simulation.run_log import Row, Stopwatch
 from fedjax_lab.simulation.stop import check_not_ended, end_later_runs, stop_on_signal
-from fedjax_lab.simulation.sweep_log import SweepFolder, sweep_identity
-from fedjax_lab.simulation.sweep_program import Program, RunGroup
+from fedjax_lab.simulation.sweep_log import SweepFolder
+from fedjax_lab.simulation.sweep_program import (
+    Program,
+    SweptRun,
+    advance_group,
+    restore_rows,
+    summary_of,
+)
 from fedjax_lab.simulation.sweep_result import (
     Point,
     SweepResult,
@@ -68,8 +75,6 @@ from fedjax_lab.simulation.sweep_result import (
 )
 from fedjax_lab.storage.run_path import check_run_dir
 from fedjax_lab.types import Key, Params
-
-_Done = tuple[RunGroup, Params, Stopwatch]  # a group of runs that has ended; leaves [runs, ...]
 
 
 @scheduled
@@ -163,66 +168,88 @@ def sweep(
     check_simulate(algorithms[0], models[0], clients)
     check_resident(clients, "a sweep")
     keep_by_default()
-    given = Schedule.of("sweep", schedule)
-    batches, clients = given.bind(clients)
-    keys = [seeded(seed) for seed in seeds]
-    first = Computation(
-        algorithms[0], batches, on_nonfinite, rounds, eval_every, keys[0], models[0]
-    )
-    starts = [(model, key, p) for p in points for model, key in zip(models, keys, strict=True)]
     of_clients = Placement(_resolve_client_map(client_map))
-    of_runs = Placement(_resolve_run_map(run_map, len(starts)))
-    clients = with_times(clients, times, algorithms[0], models[0])
-    client_data = client_data_of(first, clients, Processes())
+    of_runs = Placement(_resolve_run_map(run_map, len(points) * len(seeds)))
+
+    # What is computed.
+    given = Schedule.of("sweep", schedule)
+    first, clients = computation_of(
+        algorithms[0],
+        models[0],
+        clients,
+        given,
+        times,
+        seed=seeds[0],
+        rounds=rounds,
+        eval_every=eval_every,
+        on_nonfinite=on_nonfinite,
+    )
+    client_data = client_data_of(first, clients)
     client_data.check(first)
-    histories = []
-    for algorithm in algorithms:
-        run = dataclasses.replace(first, algorithm=algorithm)
-        # Guarantees are computed once for each point.
-        guarantees = functools.cache(run.guarantees(client_data.clients))
-        histories += [History(run, guarantees) for _ in seeds]
-    ends, data = stop_when is not None, client_data.clients
-    program = Program(first, build, data, of_clients, of_runs, evaluate, may_end=ends)
-    config: Row = {}
+    runs = _runs(first, client_data.clients, algorithms, points, models, seeds)
+
+    # Where, and where it is recorded.
+    may_end = stop_when is not None
+    program = Program(first, build, client_data.clients, of_clients, of_runs, evaluate, may_end)
+    record: Row = {}
     if run_dir is not None:
-        functions = {"evaluate": evaluate}
-        one = identity(first, client_data, of_clients, functions, seeds[0], {}, True, given)
-        asked = {"run_map": run_map, "client_map": client_map}
-        lowered = program.lower_one(starts[0], eval_every)  # whatever rounds there are
-        config = sweep_identity(one, of_runs, asked, points, seeds, models, lowered)
-    folder = SweepFolder(run_dir, checkpoint_every, config)
-    program.fit(starts, first.chunk_length(0), max_bytes, folder.runs_at_once)
-    runs = range(len(starts))
+        functions, asked = {"evaluate": evaluate}, {"run_map": run_map, "client_map": client_map}
+        one = identity(first, client_data, of_clients, functions, seeds[0], given, None, True)
+        lowered = program.lower_one(runs[0], eval_every)  # whatever rounds there are
+        record = sweep_identity(one, of_runs, asked, points, seeds, models, lowered)
+    folder = SweepFolder(run_dir, checkpoint_every, record)
+    program.fit(runs, first.chunk_length(0), max_bytes, folder.runs_at_once)
     groups = [runs[i : i + program.size] for i in range(0, len(runs), program.size)]
-    watch = Watch(None, on_nonfinite)
     bar = Progress(f"sweep of {first.algorithm.name}", rounds * len(groups), progress)
     bar.start_clock()
-    done: list[_Done] = []
+
+    ended: list[tuple[Params, Stopwatch]] = []  # of groups: global models [runs, ...], time
     with closing(bar), stop_on_signal() as stop:
         stop.at_once = False  # the first chunk is waited for, also while it compiles
-        for index, numbers in enumerate(groups):
-            if stop.is_set() and done:
+        for index, of_group in enumerate(groups):
+            if stop.is_set() and ended:
                 break
-            program.start([starts[number] for number in numbers])
+            program.start(of_group)
             with closing(folder.open(index, program.size)) as log:
-                rows = log.resume(program)
-                of_group = histories[numbers.start : numbers.stop]
-                group = RunGroup(of_group, watch, log.saved, stop_when, numbers[0], rows)
-                if group.round:
-                    bar.go_on_from(index * rounds + group.round)
-                for rows in group.advance(program, rounds, eval_every):
-                    log.rows(rows)
-                    log.checkpoint(group.round, group.rows)
-                    bar.update(index * rounds + group.round, group.summary(program.scores))
+                rows, done = log.resume(program), log.saved
+                restore_rows(of_group, rows, done, stop_when)
+                if done:
+                    bar.go_on_from(index * rounds + done)
+                chunks = advance_group(program, of_group, done, first.chunk_length, stop_when)
+                for done, new in chunks:
+                    rows += new
+                    log.rows(new)
+                    log.checkpoint(done, rows)
+                    bar.update(index * rounds + done, summary_of(of_group, program.scores))
                     if stop.is_set():
                         break
-                log.checkpoint(group.round, group.rows, ends=True)
-            done.append((group, program.params, log.clock))
+                log.checkpoint(done, rows, ends=True)
+            ended.append((program.params, log.clock))
     if stop.is_set():
         end_later_runs(stop.signal, this_call)
     else:
-        warn_without_steps(histories)
-    return _result(first, points, seeds, histories, done, program.size, of_runs.client_map.name)
+        warn_without_steps([run.history for run in runs])
+    return _result(first, points, seeds, runs, ended, program.size, of_runs.client_map.name)
+
+
+def _runs(
+    first: Computation,
+    clients: FederatedArrays,
+    algorithms: Sequence[Algorithm],
+    points: Sequence[Point],
+    models: Sequence[Params],
+    seeds: Sequence[int],
+) -> list[SweptRun]:
+    """Return the runs, all seeds of the first point first."""
+    runs: list[SweptRun] = []
+    for algorithm, point in zip(algorithms, points, strict=True):
+        run = dataclasses.replace(first, algorithm=algorithm)
+        guarantees = functools.cache(run.guarantees(clients))  # computed once for each point
+        runs += [
+            SweptRun(len(runs) + place, model, seeded(seed), point, History(run, guarantees))
+            for place, (model, seed) in enumerate(zip(models, seeds, strict=True))
+        ]
+    return runs
 
 
 def _models(params: Params | Callable[[Key], Params], seeds: list[int]) -> list[Params]:
@@ -236,56 +263,48 @@ def _result(
     first: Computation,
     points: list[Point],
     seeds: list[int],
-    histories: Sequence[History],
-    done: Sequence[_Done],
+    runs: Sequence[SweptRun],
+    ended: Sequence[tuple[Params, Stopwatch]],
     size: int,
     run_map: str,
 ) -> SweepResult:
     shape = (len(points), len(seeds))
-    columns = max(len(history.rows) for history in histories)
-    flags = np.zeros((2, len(histories)), bool)
-    begun = np.concatenate([(group.diverged, group.is_over) for group, *_ in done], 1)
-    flags[:, : begun.shape[1]] = begun
-    diverged, is_over = flags
-    lengths = np.array([len(history.rows) for history in histories])
-    arrays = {
-        name: _array(histories, name, columns, is_over)
-        for name in histories[0].rows[0]
-        if name != "round"
-    }
-    expected = -(-first.rounds // first.eval_every)
+    lengths = np.array([len(run.history.rows) for run in runs])
+    diverged, is_over = np.array([(run.diverged, run.is_over) for run in runs]).T
+    is_short = lengths < -(-first.rounds // first.eval_every)
+    arrays = {name: _array(runs, name) for name in runs[0].history.rows[0] if name != "round"}
+    counts = np.arange(1, lengths.max() + 1) * first.eval_every
     return SweepResult(
         points=points,
         seeds=seeds,
-        rounds=np.minimum(np.arange(1, columns + 1) * first.eval_every, first.rounds),
+        rounds=np.minimum(counts, first.rounds),
         history={name: v.reshape(*shape, *v.shape[1:]) for name, v in arrays.items()},
         params=jax.tree.map(
-            lambda *parts: _all_runs(parts, shape), *(params for _, params, _ in done)
+            lambda *parts: _all_runs(parts, shape), *(params for params, _ in ended)
         ),
         diverged=diverged.reshape(shape),
-        stopped=(is_over & ~diverged & (lengths < expected)).reshape(shape),
-        seconds=sum(clock.seconds for *_, clock in done),
-        compile_seconds=max(clock.compile_seconds for *_, clock in done),
-        interrupted=bool((~is_over & (lengths < expected)).any()),
+        stopped=(is_over & ~diverged & is_short).reshape(shape),
+        seconds=sum(clock.seconds for _, clock in ended),
+        compile_seconds=max(clock.compile_seconds for _, clock in ended),
+        interrupted=bool((~is_over & is_short).any()),
         run_map=run_map,
         runs_at_once=size,
     )
 
 
-def _array(
-    histories: Sequence[History], name: str, columns: int, is_over: np.ndarray
-) -> np.ndarray:
+def _array(runs: Sequence[SweptRun], name: str) -> np.ndarray:
     """Return an entry of all rows, float64 [runs, columns, ...].
 
     A run that is over repeats its last row; otherwise NaN stands where there is no row.
     """
-    shape = np.shape(histories[0].rows[0][name])
-    values = np.full((len(histories), columns, *shape), np.nan)
-    for of_run, history, over in zip(values, histories, is_over, strict=True):
-        for column, row in enumerate(history.rows):
+    columns = max(len(run.history.rows) for run in runs)
+    shape = np.shape(runs[0].history.rows[0][name])
+    values = np.full((len(runs), columns, *shape), np.nan)
+    for of_run, run in zip(values, runs, strict=True):
+        for column, row in enumerate(run.history.rows):
             of_run[column] = row.get(name, np.nan)
-        if over:
-            of_run[len(history.rows) :] = of_run[len(history.rows) - 1]
+        if run.is_over:
+            of_run[column + 1 :] = of_run[column]
     return values
 
 
@@ -309,10 +328,8 @@ def _check_single_process() -> None:
 def _resolve_run_map(run_map: str, num_runs: int) -> ClientMap:
     if run_map == "auto":
         available = jax.device_count()
-        count = useful_devices(num_runs, available)
-        if count == 1:
-            return parse_client_map(single_device_map())
-        return parse_client_map("shard_map" if count == available else f"shard_map:{count}")
+        spread = over_devices(useful_devices(num_runs, available), available)
+        return parse_client_map(spread or single_device_map())
     parsed = parse_client_map(run_map, argument="run_map")
     if parsed.is_planned or parsed.kind == "pmap" or parsed.parts > 1:
         raise ValueError(

@@ -9,11 +9,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
 from fedjax_lab import tree
 from fedjax_lab.data import FederatedArrays
 from fedjax_lab.machine.device_memory import device_memory
+from fedjax_lab.machine.trace_once import trace_open
 from fedjax_lab.round import Algorithm
 from fedjax_lab.simulation.computation import Computation
 from fedjax_lab.simulation.debugging import values_are_checked
@@ -29,7 +29,53 @@ from fedjax_lab.types import FedState, Key, Params, PyTree
 _SHARE_OF_MEMORY = 0.8
 _MARKS = ("run", "diverged")  # entries of a row in a file beside those of ``History``
 
-Started = tuple[Params, Key, Point]  # initial global model, the run's key, hyperparameters
+
+@dataclasses.dataclass(eq=False)
+class SweptRun:
+    """One of many runs of a program.
+
+    Attributes:
+      number: its number, from 0.
+      params: the initial global model.
+      key: PRNG key of the run.
+      point: the hyperparameters.
+      history: its rows.
+      diverged: whether it diverged.
+      is_over: whether it has ended: by ``stop_when``, or, if there is such a function, because it
+        diverged.
+    """
+
+    number: int
+    params: Params
+    key: Key
+    point: Point
+    history: History
+    diverged: bool = False
+    is_over: bool = False
+
+    def enter(self, round: int, metrics: PyTree, scores: PyTree) -> Row:
+        """Record a chunk of rounds; returns its row as a file has it, with ``run``, ``diverged``.
+
+        Args:
+          round: finished rounds.
+          metrics: of the chunk's rounds, [length] each.
+          scores: of the global model; a run that diverged gets none.
+        """
+        lost = np.nan if self.diverged else 0.0
+        numbers = {name: float(value) + lost for name, value in scores.items()}
+        marks = {"run": self.number, "diverged": int(self.diverged)}
+        return {**marks, **self.history.enter(round, metrics, numbers)}
+
+    def restore(self, marked: Row) -> None:
+        """Append a row of an earlier call, as ``enter`` returned it."""
+        row = {name: value for name, value in marked.items() if name not in _MARKS}
+        self.diverged = bool(marked["diverged"])
+        self.history.go_on_from([row])
+
+    def ask(self, stop_when: Callable[[Row], Any] | None) -> None:
+        """End the run if it diverged, or if ``stop_when`` says so of its last row."""
+        if stop_when is not None:
+            self.is_over = self.diverged or is_enough(stop_when, self.history.rows[-1])
 
 
 def group_size(num_runs: int, multiple: int, capacity: int) -> int:
@@ -82,12 +128,13 @@ class Program:
         self._score: Callable[[PyTree, Params], PyTree] = lambda resident, params: {}
         self.scores: tuple[str, ...] = ()
         self._compiled: dict[Any, Any] = {}
+        self._watch = Watch(None, run.on_nonfinite)
         self.compile_seconds = 0.0
         self.size = self.count = 0
         self._may_end = may_end
 
     def fit(
-        self, runs: list[Started], length: int, max_bytes: int | None, size: int | None = None
+        self, runs: list[SweptRun], length: int, max_bytes: int | None, size: int | None = None
     ) -> None:
         """Choose the size of a group by compiling its program.
 
@@ -100,10 +147,10 @@ class Program:
         Raises:
           ValueError: ``max_bytes`` does not suffice.
         """
-        one_run = (runs[0][0], runs[0][1], _as_arrays(runs[0][2]))
-        state = jax.eval_shape(self._start_one, self._data, one_run, None)[1]
+        state = self._shapes_of(runs[0])
         self.structure = jax.tree.structure(state)
-        self._trace_evaluation(jax.eval_shape(self._run_of(runs[0][2]).algorithm.params, state))
+        algorithm = self._run_of(runs[0].point).algorithm
+        self._trace_evaluation(jax.eval_shape(algorithm.params, state))
         multiple, num_devices = self._run_map.multiple, max(1, len(self._run_map.devices))
         budget = max_bytes or int(_SHARE_OF_MEMORY * device_memory())
         shared = tree.nbytes((self._data, self._resident))
@@ -134,7 +181,7 @@ class Program:
                 f"{multiple} run{'s' * (multiple > 1)} at once."
             )
 
-    def start(self, runs: list[Started], states: FedState | None = None) -> None:
+    def start(self, runs: list[SweptRun], states: FedState | None = None) -> None:
         """Start a group of runs. If there are too few, the last one is repeated.
 
         Args:
@@ -145,10 +192,10 @@ class Program:
         self.count = len(runs)
         self._places = np.minimum(np.arange(self.size), self.count - 1)
         runs = [runs[place] for place in self._places]
-        models, keys, points = zip(*runs, strict=True)
-        values = {name: jnp.stack([_as_arrays(p)[name] for p in points]) for name in points[0]}
-        items = (tree.stack(list(models)), jnp.stack(keys), values)
-        models, *self._runs = self._place.divided(items)
+        models = tree.stack([run.params for run in runs])
+        values = tree.stack([_as_arrays(run.point) for run in runs])
+        keys = jnp.stack([run.key for run in runs])
+        models, *self._runs = self._place.divided((models, keys, values))
         if states is not None:
             return self.restore(states)
         arguments = (self._data, (models, *self._runs))
@@ -179,7 +226,7 @@ class Program:
           goes_on: bool [count], which runs do; the others stay as they are.
 
         Returns:
-          (metrics [count, length], scores [count], bool [count]: whether the models are finite).
+          (metrics [count, length], scores [count], bool [count]: which runs diverged).
         """
         self._may_end = self._may_end or not goes_on.all()  # some ended in an earlier call
         arguments = self._arguments(first, goes_on)
@@ -192,19 +239,23 @@ class Program:
         except FloatingPointError as error:
             last = first + length - 1
             raise FloatingPointError(f"in rounds {first} to {last} of a run: {error}") from error
-        return tuple(jax.tree.map(lambda leaf: leaf[: self.count], jax.device_get(results)))
+        found = jax.tree.map(lambda leaf: leaf[: self.count], jax.device_get(results))
+        metrics, scores, is_finite = found
+        return metrics, scores, self._watch.look(first, metrics, is_finite)[1]
 
-    def lower_one(self, run: Started, length: int) -> jax.stages.Lowered:
+    def lower_one(self, run: SweptRun, length: int) -> jax.stages.Lowered:
         """Lower the rounds of a single run, which do not depend on the size of a group."""
-        model, key, point = run
-        values = _as_arrays(point)
-        state = jax.eval_shape(self._start_one, self._data, (model, key, values), None)[1]
+        values, state = _as_arrays(run.point), self._shapes_of(run)
 
         def rounds(state, key, values, clients, frozen, first):
             run_rounds = build_rounds(self._run_of(values), self._of_clients)
             return run_rounds(state, clients, key, first, length, frozen)
 
-        return jax.jit(rounds).lower(state, key, values, *self._data, jnp.zeros((), jnp.int32))
+        return jax.jit(rounds).lower(state, run.key, values, *self._data, jnp.zeros((), jnp.int32))
+
+    def _shapes_of(self, run: SweptRun) -> FedState:
+        inputs = run.params, run.key, _as_arrays(run.point)
+        return jax.eval_shape(self._start_one, self._data, inputs)
 
     @property
     def params(self) -> Params:
@@ -235,10 +286,15 @@ class Program:
             self.compile_seconds += time.perf_counter() - before
         return self._compiled[name]
 
-    # The compiled functions. Those of a single run have the form of a ``ClientFn``.
+    # The compiled functions.
 
     def _map(self, one, shared, runs):
-        return self._run_map.run(one, shared, runs, {}, None)[1]
+        """Apply ``one(shared, run)`` to all runs; nothing is summed over them."""
+
+        def client_fn(shared, run, _):
+            return {}, one(shared, run)
+
+        return self._run_map.run(client_fn, shared, runs, {}, None)[1]
 
     def start_runs(self, shared: PyTree, runs: PyTree) -> PyTree:
         """Create the states of all runs before round 0; this function is compiled.
@@ -248,10 +304,10 @@ class Program:
         """
         return self._map(self._start_one, shared, runs)
 
-    def _start_one(self, shared, run, _):
+    def _start_one(self, shared, run):
         clients, frozen = shared
         params, key, values = run
-        return {}, self._run_of(values).start(params, clients, key, frozen)
+        return self._run_of(values).start(params, clients, key, frozen)
 
     def advance_runs(self, length: int, states: PyTree, runs: PyTree, shared: PyTree) -> PyTree:
         """Run ``length`` rounds of all runs; this function is compiled.
@@ -263,7 +319,7 @@ class Program:
           runs: (keys, {name: values}, which of them go on or ()), leaves [runs, ...].
         """
 
-        def one(shared, run, _):
+        def one(shared, run):
             clients, frozen, resident, first = shared
             state, (key, values, goes_on) = run
             run = self._run_of(values)
@@ -277,14 +333,14 @@ class Program:
             else:
                 state, metrics = advance(state)
             params = run.algorithm.params(state)
-            return {}, (state, metrics, self._score(resident, params), tree.all_finite(params))
+            return state, metrics, self._score(resident, params), tree.all_finite(params)
 
         return self._map(one, shared, (states, runs))
 
     def _serve(self, states, runs):
-        def one(_shared, run, _):
+        def one(_, run):
             state, (_, values) = run
-            return {}, self._run_of(values).algorithm.params(state)
+            return self._run_of(values).algorithm.params(state)
 
         return self._map(one, (), (states, runs))
 
@@ -293,7 +349,7 @@ class Program:
         if self._evaluate is None:
             return
         try:
-            traced, shapes = jax.make_jaxpr(self._evaluate, return_shape=True)(params)
+            score, constants, shapes = trace_open(self._evaluate, params)
         except jax.errors.JAXTypeError as error:
             raise TypeError(
                 "evaluate cannot be traced; in a sweep it must consist of JAX operations, without "
@@ -306,93 +362,67 @@ class Program:
                 raise ValueError(
                     f"evaluate returned {name} of shape {shape.shape}; it must be a scalar."
                 )
-
-        def score(resident, params):
-            run = jaxpr_as_fun(ClosedJaxpr(traced.jaxpr, resident))
-            return jax.tree.unflatten(jax.tree.structure(shapes), run(*jax.tree.leaves(params)))
-
-        self._resident, self._score = self._place.copies(list(traced.consts)), score
+        self._resident, self._score = self._place.copies(list(constants)), score
 
 
-class RunGroup:
-    """The runs that a program advances together: their rows, which diverged, and which are over.
+def restore_rows(
+    runs: Sequence[SweptRun],
+    rows: Sequence[Row],
+    round: int,
+    stop_when: Callable[[Row], Any] | None,
+) -> None:
+    """Restore the runs of a group from the rows of earlier calls.
 
     Args:
-      histories: of the runs.
-      watch: says which of them have diverged; these get no scores.
+      rows: as a file has them; ``stop_when`` gets them.
       round: finished rounds.
-      stop_when: as in ``sweep``; it gets the rows of earlier calls first.
-      first: number of the first run.
-      rows: as of an earlier call.
-
-    Attributes:
-      histories: of the runs.
-      round: finished rounds.
-      rows: all rows as a file has them: with the number of the ``run`` and whether it ``diverged``.
-      diverged: bool [runs], which of them diverged.
-      is_over: bool [runs], which of them have ended: by ``stop_when``, or, if there is such a
-        function, because they diverged.
     """
+    for row in rows:
+        run = runs[row["run"] - runs[0].number]
+        run.restore(row)
+        run.ask(stop_when)
+    for run in runs:
+        run.is_over |= 0 < run.history.round < round
 
-    def __init__(
-        self,
-        histories: Sequence[History],
-        watch: Watch,
-        round: int = 0,
-        stop_when: Callable[[Row], Any] | None = None,
-        first: int = 0,
-        rows: Sequence[Row] = (),
-    ):
-        self.histories, self.round, self.rows = histories, round, list(rows)
-        self._watch, self._stop_when, self._first = watch, stop_when, first
-        self.diverged, self.is_over = np.zeros((2, len(histories)), bool)
-        for marked in rows:
-            place = marked["run"] - first
-            row = {name: value for name, value in marked.items() if name not in _MARKS}
-            self.diverged[place] = marked["diverged"]
-            histories[place].go_on_from([row])
-            self._ask(place)
-        for place, history in enumerate(histories):
-            if history.rows and history.rows[-1]["round"] < round:
-                self.is_over[place] = True
 
-    def advance(self, program: Program, rounds: int, eval_every: int) -> Iterator[list[Row]]:
-        """Run chunks of rounds; yields after each the new ``rows``, of the runs that are not over.
+def advance_group(
+    program: Program,
+    runs: Sequence[SweptRun],
+    round: int,
+    length_of: Callable[[int], int],
+    stop_when: Callable[[Row], Any] | None = None,
+) -> Iterator[tuple[int, list[Row]]]:
+    """Run chunks of rounds of a group that a program has started.
 
-        ``stop_when`` is called with the rows when the next chunk is asked for.
-        """
-        while self.round < rounds and not self.is_over.all():
-            length = min(eval_every, rounds - self.round)
-            metrics, scores, is_finite = program.advance(self.round, length, ~self.is_over)
-            self.diverged |= self._watch.look(self.round, metrics, is_finite)[1]
-            self.round += length
-            check_scores("evaluate", scores, self.histories[0].names(metrics))
-            going = np.flatnonzero(~self.is_over).tolist()
-            rows = [self._enter(place, metrics, scores) for place in going]
-            self.rows += rows
-            yield rows
-            for place in going:
-                self._ask(place)
+    Yields (finished rounds, new rows as a file has them) after each, with the rows of the runs that
+    are not over; ``stop_when`` is called with them when the next chunk is asked for.
 
-    def summary(self, scores: Sequence[str]) -> dict[str, float]:
-        """Summarise the last rows for a progress bar: means; of a privacy budget, the largest."""
-        rows = [of_run.rows[-1] for of_run in self.histories]
-        spent = dict.fromkeys(self.histories[0].guarantees(0), np.max)
-        shown: dict[str, Any] = {**dict.fromkeys(("loss", *scores), np.mean), **spent}
-        return {name: float(of([row[name] for row in rows])) for name, of in shown.items()}
+    Args:
+      round: rounds that are finished already.
+      length_of: finished rounds -> rounds of the next chunk; 0: there is none.
+    """
+    while (length := length_of(round)) and not all(run.is_over for run in runs):
+        goes_on = np.array([not run.is_over for run in runs])
+        metrics, scores, diverged = program.advance(round, length, goes_on)
+        check_scores("evaluate", scores, runs[0].history.names(metrics))
+        round += length
+        rows, going = [], [run for run in runs if not run.is_over]
+        for place, run in enumerate(runs):
+            run.diverged |= bool(diverged[place])
+            if run in going:
+                own = jax.tree.map(lambda leaf, place=place: leaf[place], (metrics, scores))
+                rows.append(run.enter(round, *own))
+        yield round, rows
+        for run in going:
+            run.ask(stop_when)
 
-    def _enter(self, place: int, metrics: PyTree, scores: PyTree) -> Row:
-        of_run, of_model = jax.tree.map(lambda values: values[place], (metrics, scores))
-        lost = np.nan if self.diverged[place] else 0.0
-        numbers = {name: float(value) + lost for name, value in of_model.items()}
-        marks = {"run": self._first + place, "diverged": int(self.diverged[place])}
-        return {**marks, **self.histories[place].enter(self.round, of_run, numbers)}
 
-    def _ask(self, place: int) -> None:
-        """End a run that diverged, or of whose last row ``stop_when`` says so."""
-        if self._stop_when is not None:
-            row = self.histories[place].rows[-1]
-            self.is_over[place] = self.diverged[place] or is_enough(self._stop_when, row)
+def summary_of(runs: Sequence[SweptRun], scores: Sequence[str]) -> dict[str, float]:
+    """Summarise the last rows for a progress bar: means; of a privacy budget, the largest."""
+    rows = [run.history.rows[-1] for run in runs]
+    spent = dict.fromkeys(runs[0].history.guarantees(0), np.max)
+    shown: dict[str, Any] = {**dict.fromkeys(("loss", *scores), np.mean), **spent}
+    return {name: float(of([row[name] for row in rows])) for name, of in shown.items()}
 
 
 def _as_arrays(point: Point) -> dict[str, jax.Array]:

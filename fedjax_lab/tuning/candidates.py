@@ -11,16 +11,15 @@ from fedjax_lab.clients.mapping import parse_client_map, single_device_map
 from fedjax_lab.data import FederatedArrays
 from fedjax_lab.machine.keys import seeded
 from fedjax_lab.simulation.computation import Computation
-from fedjax_lab.simulation.divergence import Watch
 from fedjax_lab.simulation.history import History, warn_without_steps
 from fedjax_lab.simulation.placement import Placement
-from fedjax_lab.simulation.sweep_program import Program, RunGroup
+from fedjax_lab.simulation.sweep_program import Program, SweptRun, advance_group
 from fedjax_lab.simulation.sweep_result import Point
 from fedjax_lab.tuning.space import Build
 from fedjax_lab.types import FedState, Params
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(eq=False)
 class Candidate:
     """A run of a point with a seed.
 
@@ -67,7 +66,6 @@ class Candidates:
         many = "shard_map" if jax.device_count() > 1 else kind
         of_clients, of_runs = (Placement(parse_client_map(name)) for name in (kind, many))
         self._program = Program(run, build, clients, of_clients, of_runs, evaluate)
-        self._watch = Watch(None, run.on_nonfinite)
         self._one_by_one = kind == "scan"
 
     def accepts(self, point: Point) -> bool:
@@ -87,23 +85,25 @@ class Candidates:
         if not candidates:
             return
         begun = candidates[0].rounds
-        params, step = self._run.params, self._run.eval_every
-        runs = [(params, seeded(candidate.seed), candidate.point) for candidate in candidates]
+        length_of = dataclasses.replace(self._run, rounds=rounds).chunk_length
+        runs = [
+            SweptRun(place, self._run.params, seeded(one.seed), one.point, History(self._run))
+            for place, one in enumerate(candidates)
+        ]
         # On CPU, candidates run one after the other, so a small program is enough for all rungs.
         few = runs[: jax.device_count()] if self._one_by_one else runs
         if not self._program.size or len(few) <= self._program.size // 2:
-            self._program.fit(few, min(step, rounds - begun), None)
+            self._program.fit(few, length_of(begun), None)
         size = self._program.size
         for start in range(0, len(candidates), size):
-            group = candidates[start : start + size]
-            self._program.start(runs[start : start + size], self._states(group))
-            histories = [History(self._run) for _ in group]
-            for _ in RunGroup(histories, self._watch, begun).advance(self._program, rounds, step):
+            group, of_group = candidates[start : start + size], runs[start : start + size]
+            self._program.start(of_group, self._states(group))
+            for _ in advance_group(self._program, of_group, begun, length_of):
                 pass
-            warn_without_steps(histories)
+            warn_without_steps([run.history for run in of_group])
             after = jax.tree.leaves(self._program.saved())
-            for i, candidate in enumerate(group):
-                scores = [*candidate.recent, *(row["score"] for row in histories[i].rows)]
+            for i, (candidate, run) in enumerate(zip(group, of_group, strict=True)):
+                scores = [*candidate.recent, *(row["score"] for row in run.history.rows)]
                 candidate.recent = scores[-self._average :]
                 candidate.score = float(np.mean(candidate.recent))
                 if not np.isfinite(candidate.score):

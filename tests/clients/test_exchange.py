@@ -8,6 +8,7 @@ from jax.sharding import PartitionSpec
 
 from fedjax_lab import algorithms, data
 from fedjax_lab.clients.exchange import sum_in_order
+from fedjax_lab.clients.mapping import parse_client_map
 from fedjax_lab.clients.store import AXIS, client_mesh
 from fedjax_lab.data.cohort import Schedule
 from fedjax_lab.machine.compiler import figures
@@ -80,9 +81,9 @@ def test_a_round_exchanges_its_sum_and_who_was_finite(kind, cohort_size):
     clients = data.from_clients({str(i): (normal(n, 3), normal(n)) for i, n in enumerate(sizes)})
     method = algorithms.fedavg(lambda w, xy, _: (xy[0] @ w["w"] - xy[1]) ** 2, client_lr=0.1)
     schedule = Schedule(cohort_size, batch_size=3, **SCHEDULES[kind])
-    values = Placement.of(client_map).copies(({"w": jnp.zeros(3)}, clients, key))
+    values = Placement(parse_client_map(client_map)).copies(({"w": jnp.zeros(3)}, clients, key))
     state = jax.eval_shape(Computation(method, schedule).start, *values, ())
-    chunk = build_chunk(Computation(method, schedule), Placement.of(client_map))
+    chunk = build_chunk(Computation(method, schedule), Placement(parse_client_map(client_map)))
     program = chunk.lower(state, *values[1:], jnp.int32(0), length=5).compile()
     found = figures(program).collectives
     assert [(c.kind, c.times) for c in found] == [("all-gather", 2 * 5)]
@@ -110,7 +111,7 @@ def test_pmap_collects_messages_once_and_the_server_exchanges_nothing(make):
     params = {"w": jnp.ones((5, 7)), "v": jnp.ones(7)}
     clients = data.from_clients({str(i): np.full((6, 5), i, np.float32) for i in range(16)})
     schedule = Schedule(8, batch_size=2, local_steps=3)
-    place = Placement.of("pmap/vmap")
+    place = Placement(parse_client_map("pmap/vmap"))
     values = place.copies((params, clients, jax.random.key(0)))
     state = jax.eval_shape(Computation(method, schedule).start, *values, ())
     chunk = build_chunk(Computation(method, schedule), place)

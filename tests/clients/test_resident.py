@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from fedjax_lab import algorithms, data, models
+from fedjax_lab.clients.mapping import parse_client_map
 from fedjax_lab.clients.resident import FlatExamples, flatten_examples, gather
 from fedjax_lab.data.cohort import Schedule
 from fedjax_lab.machine.target import named
@@ -43,7 +44,10 @@ def test_a_chunk_for_a_tpu_holds_examples_flat_and_computes_what_others_do():
     state = jax.jit(Computation(algorithm, schedule).start)(params, clients, key, ())
 
     def run(target):
-        chunk = build_chunk(Computation(algorithm, schedule), Placement.of("vmap", target=target))
+        chunk = build_chunk(
+            Computation(algorithm, schedule),
+            Placement(parse_client_map("vmap", target), target=target),
+        )
         traced = chunk.trace(jax.tree.map(jnp.copy, state), clients, key, first, length=2)
         shapes = {v.aval.shape for eqn in traced.jaxpr.eqns for v in eqn.outvars}
         return shapes, chunk(jax.tree.map(jnp.copy, state), clients, key, first, length=2)

@@ -11,7 +11,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from fedjax_lab import algorithms
 from fedjax_lab.clients.store import client_mesh, sharded_rows
-from fedjax_lab.simulation.placement import Placement
+from fedjax_lab.simulation.placement import Request
 
 N, S = 16, 8
 
@@ -110,7 +110,7 @@ def state_shapes(num_clients, d):
     ],
 )
 def test_where_a_table_stands(client_store, client_map, num_clients, expected):
-    asked = Placement.of(client_map, client_store)
+    asked = Request.of(client_map, client_store)
     assert asked.store_on_devices(num_clients) == expected
 
 
@@ -136,9 +136,9 @@ def test_what_cannot_be_had_is_refused_before_it_is_allocated(
     shapes = state_shapes(num_clients, 10**7 if num_clients > 100 else 4)
 
     def resolve():
-        asked = Placement.of(client_map, client_store)
+        asked = Request.of(client_map, client_store)
         store = asked.store_on_devices(num_clients)
-        asked.resolved(store, {}, ()).check_memory(shapes, "scaffold")
+        asked.placement(store, {}, ()).check_memory(shapes, "scaffold")
 
     with pytest.raises(ValueError, match=message):
         resolve()
@@ -148,8 +148,8 @@ def test_what_fills_more_than_half_of_a_device_stays_on_the_host(monkeypatch):
     shapes = state_shapes(16, 100)  # 6,400 bytes
     for memory, expected in ((1500, True), (1700, False)):  # of each of 8 devices
         monkeypatch.setattr("fedjax_lab.simulation.placement.device_memory", lambda m=memory: m)
-        assert Placement.of("scan", "auto").keeps_rows_on_host(shapes) == expected
-    assert Placement.of("scan", "host").keeps_rows_on_host(shapes)
-    assert not Placement.of("scan", "sharded").keeps_rows_on_host(shapes)
+        assert Request.of("scan", "auto").keeps_rows_on_host(shapes) == expected
+    assert Request.of("scan", "host").keeps_rows_on_host(shapes)
+    assert not Request.of("scan", "sharded").keeps_rows_on_host(shapes)
     with pytest.raises(ValueError, match=r"client_store is 'disk'; .*auto, device, host, sharded"):
-        Placement.of("scan", "disk")
+        Request.of("scan", "disk")

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from fedjax_lab import algorithms, data, models
+from fedjax_lab.clients.mapping import parse_client_map
 from fedjax_lab.data.cohort import Schedule
 from fedjax_lab.simulation.computation import Computation
 from fedjax_lab.simulation.placement import Placement
@@ -147,7 +148,7 @@ def test_digits_are_learnt_as_well():
         algorithm = algorithms.fedavg(
             models.classification_loss(trained.apply, prepare), client_lr=0.1
         )
-        chunk = build_chunk(Computation(algorithm, schedule), Placement.of("scan"))
+        chunk = build_chunk(Computation(algorithm, schedule), Placement(parse_client_map("scan")))
         counts = jax.jit(models.accuracy_counts(trained.apply, prepare))
         for seed in range(3):
             params = model.init(jax.random.key(seed), jnp.zeros((1, 8, 8, 1)))

@@ -11,6 +11,7 @@ import optax
 import pytest
 
 from fedjax_lab import algorithms, build_round, data, simulate, sweep, tune, with_frozen
+from fedjax_lab.clients.mapping import parse_client_map
 from fedjax_lab.data.cohort import Schedule
 from fedjax_lab.simulation.evaluate_personal import client_models
 from fedjax_lab.simulation.placement import Placement
@@ -227,7 +228,7 @@ def test_frozen_weights_add_no_constants_to_a_loss(clients, recwarn):
 
 
 def test_constants_are_sharded_like_client_rows_and_no_constants_of_a_program(clients):
-    place = Placement.of("shard_map:2", "sharded")
+    place = Placement(parse_client_map("shard_map:2"), "sharded")
     placed = place.clients(dataclasses.replace(clients, constants=CONSTANTS)).constants["margin"]
     assert {shard.data.shape for shard in placed.addressable_shards} == {(N // 2, 3)}
     batch = data.draw_batch(

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from fedjax_lab import algorithms, data
+from fedjax_lab.clients.mapping import parse_client_map
 from fedjax_lab.data import synthetic
 from fedjax_lab.data.cohort import Schedule
 from fedjax_lab.simulation.computation import Computation
@@ -28,7 +29,7 @@ def chunk():
     schedule = Schedule(cohort_size=4, batch_size=8, local_steps=2)
     state = algorithm.init({"w": jnp.ones(16)}, 10)
     rest = (clients, jax.random.key(0), jnp.zeros((), jnp.int32))
-    chunk = build_chunk(Computation(algorithm, schedule), Placement.of("scan"))
+    chunk = build_chunk(Computation(algorithm, schedule), Placement(parse_client_map("scan")))
     run = chunk.lower(state, *rest, length=3).compile()
     return run, rest, state
 

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from fedjax_lab import algorithms, build_round, data, load_run, models, simulate, sweep
+from fedjax_lab.clients.mapping import parse_client_map
 from fedjax_lab.data.cohort import Schedule
 from fedjax_lab.simulation.computation import Computation
 from fedjax_lab.simulation.evaluate import build_client_evaluation, build_evaluation
@@ -147,7 +148,7 @@ def counting_loss():
     algorithm = algorithms.fedavg(counted, client_lr=0.1)
     state, clients, key = algorithm.init(first_params(), N), make_clients(), jax.random.key(0)
     chunk = build_chunk(
-        Computation(algorithm, Schedule(3, 4, 2, replace=True)), Placement.of("scan")
+        Computation(algorithm, Schedule(3, 4, 2, replace=True)), Placement(parse_client_map("scan"))
     )
     chunk.lower(state, clients, key, jnp.int32(0), length=2)
     once = len(traces)

@@ -12,7 +12,6 @@ from fedjax_lab.simulation.computation import Computation
 from fedjax_lab.simulation.evaluate import build_client_evaluation, build_evaluation
 from fedjax_lab.simulation.evaluate_personal import build_personal_evaluation
 from fedjax_lab.simulation.plan import plan
-from fedjax_lab.simulation.processes import Processes
 from tests.simulation import test_stores as stores
 from tests.simulation.test_run import assert_same_bits
 
@@ -104,7 +103,7 @@ def test_whatever_is_drawn_is_there(folder, settings):
 def test_a_chunk_has_the_examples_that_its_rounds_draw(folder):
     schedule = Schedule(3, 4, local_steps=2, full_examples=True)
     key, clients = jax.random.key(5), resident()
-    client_data = client_data_of(as_run(schedule, 5, 3, key), streamed(folder), Processes())
+    client_data = client_data_of(as_run(schedule, 5, 3, key), streamed(folder))
     draw = jax.jit(schedule.draw)
     pieces = list(client_data.pieces(0, 3))
     assert sum(length for _, length in pieces) == 3
@@ -127,7 +126,7 @@ def test_a_chunk_has_the_examples_that_its_rounds_draw(folder):
 def test_a_device_never_holds_more_than_two_chunks(folder, monkeypatch):
     stream, held = streamed(folder, TIGHT), []
     schedule = Schedule(**{k: v for k, v in SETTINGS.items() if k not in ("rounds", "eval_every")})
-    count = client_data_of(as_run(schedule, 12, 4), stream, Processes()).count
+    count = client_data_of(as_run(schedule, 12, 4), stream).count
     put = jax.device_put
 
     def counted(*given):
@@ -150,9 +149,7 @@ def test_a_device_never_holds_more_than_two_chunks(folder, monkeypatch):
 )
 def test_chunks_are_as_long_as_fits(folder, memory, eval_every, expected):
     schedule = Schedule(4, 4, local_steps=2)
-    client_data = StreamedClientData(
-        as_run(schedule, 20, eval_every), streamed(folder, memory), Processes()
-    )
+    client_data = StreamedClientData(as_run(schedule, 20, eval_every), streamed(folder, memory))
     assert client_data.longest == expected
     assert f"chunks of {expected} rounds" in client_data.note
     client_data.close()
@@ -214,7 +211,7 @@ def test_examples_that_are_not_finite_are_told_of():
     broken[7, 2] = np.nan
     stream = data.stream((broken, Y), OWNERS, CLIENTS)
     schedule = Schedule(CLIENTS, 4, local_steps=2, full_examples=True)
-    client_data = client_data_of(as_run(schedule, 4, 2), stream, Processes())
+    client_data = client_data_of(as_run(schedule, 4, 2), stream)
     with pytest.warns(UserWarning, match="the examples 7 hold values that are not finite"):
         client_data.take(0, 2)
     client_data.take(2, 2)  # said once

@@ -18,6 +18,7 @@ from fedjax_lab import (
     with_frozen,
     with_personal,
 )
+from fedjax_lab.clients.mapping import parse_client_map
 from fedjax_lab.data.cohort import Schedule
 from fedjax_lab.simulation.computation import Computation
 from fedjax_lab.simulation.evaluate import build_client_evaluation, build_evaluation
@@ -214,7 +215,7 @@ def test_a_program_has_them_as_an_argument():
 
     def text_of(algorithm, frozen):
         state = algorithm.init(params, 4)._replace(frozen=())
-        chunk = build_chunk(Computation(algorithm, schedule), Placement.of("scan"))
+        chunk = build_chunk(Computation(algorithm, schedule), Placement(parse_client_map("scan")))
         return len(chunk.lower(state, *rest, length=2, frozen=frozen).as_text())
 
     closed = algorithms.fedavg(

@@ -20,7 +20,6 @@ from fedjax_lab import (
     with_update_metrics,
 )
 from fedjax_lab.simulation.client_updates import ClientUpdates
-from fedjax_lab.simulation.processes import Processes
 from tests.federations import of_sizes
 from tests.reference.base import ReferenceClient
 from tests.reference.gradma_numpy import GradMA
@@ -199,9 +198,9 @@ def test_a_line_that_a_killed_run_left_unfinished_is_dropped(tmp_path):
     file.write_text("round,client,x\n1,0,5\n12,3,7\n1")  # the last one began as "13,..."
     slots = {"client": [[2, 0]], "participates": [[True, False]], "x": [[0.5, 9.0]]}
     numbers = {f"per_client/{name}": np.array(values) for name, values in slots.items()}
-    metrics = ClientUpdates(tmp_path, Processes()).take(1, {**numbers, "loss": np.ones(1)})
+    metrics = ClientUpdates(tmp_path).take(1, {**numbers, "loss": np.ones(1)})
     assert file.read_text() == "round,client,x\n1,0,5\n2,2,0.5\n"
     assert metrics.keys() == {"loss"}
     file.write_text("round,client,x\nno number\n")
     with pytest.raises(ValueError, match=r"client_updates\.csv is damaged"):
-        ClientUpdates(tmp_path, Processes()).take(1, dict(numbers))
+        ClientUpdates(tmp_path).take(1, dict(numbers))
