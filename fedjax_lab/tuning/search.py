@@ -60,21 +60,23 @@ class Search:
         count, candidates = self._rungs.points[0], list[Candidate]()
         ranges = any(isinstance(axis, Range) for axis in self._space.values())
         proposed = max(count - self._rungs.reserved * ranges, 1)
+
+        def scores_of(points: list[Point]) -> list[float]:
+            batch = self._batch(points, rounds, candidates, stored)
+            candidates.extend(batch)
+            return [self._sign * candidate.score for candidate in batch]
+
         if self._start_points:
-            candidates += self._batch(self._start_points, rounds, candidates, stored)
-            scores = [self._sign * candidate.score for candidate in candidates]
-            self._proposals.add(self._start_points, scores)
+            self._proposals.add(self._start_points, scores_of(self._start_points))
         while points := self._proposals.ask(proposed - len(candidates)):
-            candidates += (batch := self._batch(points, rounds, candidates, stored))
-            self._proposals.tell([self._sign * candidate.score for candidate in batch])
+            self._proposals.tell(scores_of(points))
         while room := max(count - len(candidates), 0):
-            further = self._further(candidates, room)
-            points = further or self._proposals.ask(room)
-            if not points:  # a space of lists has been tried whole
+            if further := self._further(candidates, room):
+                scores_of(further)
+            elif points := self._proposals.ask(room):
+                self._proposals.tell(scores_of(points))
+            else:  # a space of lists has been tried whole
                 break
-            candidates += (batch := self._batch(points, rounds, candidates, stored))
-            if not further:
-                self._proposals.tell([self._sign * candidate.score for candidate in batch])
         return candidates
 
     def _batch(
@@ -88,10 +90,9 @@ class Search:
         self._advance(candidates, rounds)
         if len(self._rungs.rounds) > 1:
             best = self._going_on([*before, *candidates], 1)
-            for candidate in (*before, *candidates):  # the others cannot continue
-                candidate.leaves = (
-                    candidate.leaves if any(candidate is each for each in best) else None
-                )
+            for candidate in (*before, *candidates):
+                if candidate not in best:  # it cannot continue
+                    candidate.leaves = None
             self._search_log.save(self._name, 0, [*before, *candidates], self._trials)
         return candidates
 

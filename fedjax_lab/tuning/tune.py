@@ -9,7 +9,7 @@ after a third of the rounds the finalists do. Diverged points are stopped.
 import importlib.metadata
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any, NamedTuple, Unpack
 
 import jax.numpy as jnp
 import numpy as np
@@ -24,17 +24,18 @@ from fedjax_lab.machine.keys import seeded
 from fedjax_lab.machine.program_cache import keep_by_default
 from fedjax_lab.round import Algorithm, check_algorithm
 from fedjax_lab.simulation.arguments import check_loss, check_simulate
-from fedjax_lab.simulation.client_data import record_times, with_times
+from fedjax_lab.simulation.client_data import record_times
 from fedjax_lab.simulation.computation import Computation
 from fedjax_lab.simulation.debugging import debuggable
 from fedjax_lab.simulation.evaluate import build_evaluation
+from fedjax_lab.simulation.prepare import computation_of
 from fedjax_lab.simulation.stop import check_not_ended
 from fedjax_lab.simulation.sweep_result import Point, check_seeds, check_traced
 from fedjax_lab.storage.fingerprint import hash_arrays, hash_function
 from fedjax_lab.storage.lock import one_writer
 from fedjax_lab.storage.run_dir import versions
 from fedjax_lab.tuning.candidates import Candidates
-from fedjax_lab.tuning.halving import equal_budgets
+from fedjax_lab.tuning.halving import Rungs, equal_budgets
 from fedjax_lab.tuning.proposals import (
     Even,
     Proposals,
@@ -175,62 +176,70 @@ def tune(
         name: _first(name, build, spaces[name], starts[name]) for name, build in methods.items()
     }
     check_simulate(next(iter(firsts.values())), params, clients)
-    how = Schedule.of("tune", schedule)
+
+    # What is computed.
+    given = Schedule.of("tune", schedule)
     train, held, seen = _divided(clients, validation, hold_out, seeds[0])
     if seen is not None:
-        if how.sample_cohort is not None:
+        if given.sample_cohort is not None:
             raise ValueError(
                 "hold_out is 'clients', which numbers the training clients anew, and sample_cohort "
                 "returns numbers: use hold_out='examples', or give a federation as validation."
             )
-        how = how.of_clients(seen, clients.num_clients)
+        given = given.of_clients(seen, clients.num_clients)
         train = replace_index(train, numbers=jnp.asarray(seen, jnp.int32))
         times = times.take(seen, clients.num_clients) if isinstance(times, ClientTimes) else times
-    how, train = how.bind(train)
+    how, train = given.bind(train)
     counts = _counts(firsts, score, params, held.examples)
     if how.sample_cohort is not None:
         check_cohorts(how.sample_cohort, train, seeded(seeds[0]), how.cohort_size, rounds)
-    rungs_of_methods = equal_budgets(
-        [a.gradients_per_step for a in firsts.values()], rounds, budget, finalists, len(seeds)
-    )
-    step = rungs_of_methods[0].rounds[0]  # chunks of all rungs: one program, but for remainders
-    runs = {
-        name: Computation(first, how, eval_every=step, params=params)
-        for name, first in firsts.items()
-    }
-    timed = {name: with_times(train, times, first, params) for name, first in firsts.items()}
-    for name, run in runs.items():
-        run.guarantees(timed[name])  # what no run could account for is refused
-        check_loss(run, timed[name])
+    gradients = [first.gradients_per_step for first in firsts.values()]
+    of_methods = equal_budgets(gradients, rounds, budget, finalists, len(seeds))
+    step = of_methods[0].rounds[0]  # chunks of all rungs: one program, but for remainders
+    entrants = []
+    for (name, first), rungs in zip(firsts.items(), of_methods, strict=True):
+        run, timed = computation_of(first, params, train, how, times, eval_every=step)
+        run.guarantees(timed)  # what no run could account for is refused
+        check_loss(run, timed)
+        entrants.append(_Entrant(name, rungs, run, timed))
+
     settings = _settings(spaces, firsts, params, (train, held), how, seeds, score)
     if times is not None:
-        settings["times"] = {name: record_times(clients) for name, clients in timed.items()}
+        settings["times"] = {entrant.name: record_times(entrant.clients) for entrant in entrants}
     settings |= {"rounds": rounds, "budget": budget, "finalists": finalists, "mode": mode}
     settings |= {"average": average, "sampler": _sampler_record(sampler)}
     settings |= {"start_points": starts} if start_points else {}
     trials: list[Trial] = []
     with one_writer(run_dir):
         search_log = SearchLog(run_dir, settings)
-        for (name, build), rungs in zip(methods.items(), rungs_of_methods, strict=True):
+        for name, rungs, run, timed in entrants:
             evaluate = build_evaluation(counts[name], held)
-            candidates = Candidates(build, runs[name], timed[name], evaluate, average)
+            candidates = Candidates(methods[name], run, timed, evaluate, average)
             proposals: Proposals = Even(spaces[name], seeds[0])
             if sampler is not None:
                 proposals = Sampled(spaces[name], seeds[0], sampler, rungs.points[0])
+            parts = candidates, proposals, search_log, starts[name]
             search = Search(
-                name,
-                spaces[name],
-                rungs,
-                candidates,
-                proposals,
-                search_log,
-                starts[name],
-                seeds=seeds,
-                mode=mode,
-                progress=progress,
+                name, spaces[name], rungs, *parts, seeds=seeds, mode=mode, progress=progress
             )
             trials += search.run()
     return SearchResult(trials, rounds, mode, spaces)
+
+
+class _Entrant(NamedTuple):
+    """What the runs of a method compute.
+
+    Attributes:
+      name: name of the method.
+      rungs: its rungs.
+      run: the computation of one of its runs.
+      clients: the clients' data, with the times of its messages.
+    """
+
+    name: str
+    rungs: Rungs
+    run: Computation
+    clients: FederatedArrays
 
 
 def _first(name: str, build: Build, space: Space, start_points: Sequence[Point]) -> Algorithm:
