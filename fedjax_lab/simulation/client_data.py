@@ -20,12 +20,7 @@ from fedjax_lab.data.cohort import Schedule
 from fedjax_lab.data.streams import replace_index
 from fedjax_lab.machine.keys import seeded
 from fedjax_lab.round import Algorithm
-from fedjax_lab.simulation.arguments import (
-    check_loss,
-    nonfinite_data,
-    some_of,
-    warn_of_statistics,
-)
+from fedjax_lab.simulation.arguments import check_loss, nonfinite_data, some_of, warn_of_statistics
 from fedjax_lab.simulation.computation import Computation
 from fedjax_lab.simulation.placement import Placement
 from fedjax_lab.simulation.processes import Processes

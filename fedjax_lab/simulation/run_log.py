@@ -119,13 +119,7 @@ class RunLog:
       BlockingIOError: another process is writing to it.
     """
 
-    def __init__(
-        self,
-        run_dir: str | Path | None,
-        every: int,
-        config: Row,
-        scored: bool = False,
-    ):
+    def __init__(self, run_dir: str | Path | None, every: int, config: Row, scored: bool = False):
         self._every, self._config, self._scored = every, config, scored
         self._processes = Processes.here()
         self._keeps = run_dir is not None
@@ -135,19 +129,16 @@ class RunLog:
         self._passes: Callable[[int], bool] = lambda step: True
         if self._path is None:
             return
-        with disk_full_in_one_line(self._path):
+        with disk_full_in_one_line(self._path), ExitStack() as opened:
             self._path.mkdir(parents=True, exist_ok=True)
-            self._open.callback(RunDirLock(self._path).release)
-            try:
-                open_run_dir(self._path, config)
-                # The recorded choice, because "auto" may be another one on another machine.
-                owner = run_id(read_config(self._path))
-                self._checkpoints = Checkpoints(self._path / CHECKPOINTS, owner)
-                self._open.callback(self._checkpoints.close)
-                self._set_rounds(config)
-            except BaseException:
-                self.close()
-                raise
+            opened.callback(RunDirLock(self._path).release)
+            open_run_dir(self._path, config)
+            # The recorded choice, because "auto" may be another one on another machine.
+            owner = run_id(read_config(self._path))
+            self._checkpoints = Checkpoints(self._path / CHECKPOINTS, owner)
+            opened.callback(self._checkpoints.close)
+            self._set_rounds(config)
+            self._open = opened.pop_all()
 
     def _set_rounds(self, config: Row) -> None:
         """Set the number of rounds, which decides which checkpoints are valid."""

@@ -42,11 +42,7 @@ from fedjax_lab.data.streams import check_resident
 from fedjax_lab.machine.keys import seeded
 from fedjax_lab.machine.program_cache import keep_by_default
 from fedjax_lab.round import Algorithm
-from fedjax_lab.simulation.arguments import (
-    check_functions,
-    check_lengths,
-    check_simulate,
-)
+from fedjax_lab.simulation.arguments import check_functions, check_lengths, check_simulate
 from fedjax_lab.simulation.client_data import client_data_of
 from fedjax_lab.simulation.computation import Computation
 from fedjax_lab.simulation.debugging import debuggable

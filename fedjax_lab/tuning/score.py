@@ -8,12 +8,8 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_lab import tree
-from fedjax_lab.clients.metrics import (
-    apply_loss,
-    needs_constants,
-    original_of,
-    with_frozen_weights,
-)
+from fedjax_lab.checks import check_choice
+from fedjax_lab.clients.metrics import apply_loss, needs_constants, original_of, with_frozen_weights
 from fedjax_lab.machine.keys import seeded
 from fedjax_lab.machine.trace_once import used_inputs
 from fedjax_lab.round import Algorithm
@@ -22,6 +18,26 @@ from fedjax_lab.types import LossFn, Params, PyTree
 # (params, examples [B, ...]) -> a score of each example, [B]
 ScoreFn = Callable[[Params, PyTree], jax.Array]
 _DRAWS = re.compile(r"\b(random_bits|random_gamma|rng_bit_generator|rng_uniform)\b")
+
+
+def check_score(score: ScoreFn | None, mode: str) -> None:
+    """Check ``tune``'s arguments ``score`` and ``mode``.
+
+    Raises:
+      TypeError: ``score`` is neither None nor a function.
+      ValueError: ``mode`` is unknown, or "max" for the loss.
+    """
+    check_choice("mode", mode, ("max", "min"))
+    if score is not None and not callable(score):
+        raise TypeError(
+            f"score is {score!r}; it must be None (the loss) or a function (params, examples) -> "
+            "scores [B], such as lambda p, e: models.accuracy_counts(model.apply)(p, e)[0]."
+        )
+    if score is None and mode == "max":
+        raise ValueError(
+            "mode is 'max' and score None: the score is then the loss, of which less is better. "
+            "Give a score, or leave mode at 'min'."
+        )
 
 
 def by_score(score: ScoreFn) -> Callable[..., Any]:

@@ -44,7 +44,7 @@ from fedjax_lab.tuning.proposals import (
     check_sampler,
     import_optuna,
 )
-from fedjax_lab.tuning.score import ScoreFn, by_loss, by_score, evaluation_key
+from fedjax_lab.tuning.score import ScoreFn, by_loss, by_score, check_score, evaluation_key
 from fedjax_lab.tuning.search import Search
 from fedjax_lab.tuning.search_log import SearchLog
 from fedjax_lab.tuning.search_result import SearchResult, Trial
@@ -154,17 +154,7 @@ def tune(
     check_int("budget", budget, minimum=1)
     check_int("finalists", finalists, minimum=1, maximum=budget)
     check_choice("hold_out", hold_out, ("clients", "examples"))
-    check_choice("mode", mode, ("max", "min"))
-    if score is not None and not callable(score):
-        raise TypeError(
-            f"score is {score!r}; it must be None (the loss) or a function (params, examples) -> "
-            "scores [B], such as lambda p, e: models.accuracy_counts(model.apply)(p, e)[0]."
-        )
-    if score is None and mode == "max":
-        raise ValueError(
-            "mode is 'max' and score None: the score is then the loss, of which less is better. "
-            "Give a score, or leave mode at 'min'."
-        )
+    check_score(score, mode)
     check_int("average", average, minimum=1)
     check_sampler(sampler)
     check_resident(clients, "tune")
