@@ -69,6 +69,21 @@ class Processes:
         """True in process 0, which writes and prints for all."""
         return self.index == 0
 
+    def check_single(self, what: str) -> None:
+        """Check that there is one process.
+
+        Args:
+          what: what needs that, such as "a sweep".
+
+        Raises:
+          ValueError: there are several.
+        """
+        if self.is_multiprocess:
+            raise ValueError(
+                f"there are {self.size} processes; {what} runs in one. Run a part of it in each "
+                "process, without jax.distributed."
+            )
+
     def check_map(self, client_map: ClientMap) -> None:
         """Check that a client map uses the devices of all processes.
 

@@ -153,7 +153,7 @@ def sweep(
       KeyboardInterrupt: a second signal came; or one has ended an earlier run of this process.
     """
     this_call = check_not_ended(run_dir, rounds)
-    _check_single_process()
+    Processes.here().check_single("a sweep")
     checkpoint_every = check_lengths(rounds, eval_every, None)
     check_functions(evaluate=evaluate, stop_when=stop_when)
     check_run_dir(run_dir)
@@ -310,15 +310,6 @@ def _all_runs(parts: tuple[np.ndarray, ...], shape: tuple[int, int]) -> np.ndarr
     missing = shape[0] * shape[1] - len(joined)
     rest = np.full((missing, *joined.shape[1:]), np.nan, joined.dtype)
     return np.concatenate([joined, rest]).reshape(*shape, *joined.shape[1:])
-
-
-def _check_single_process() -> None:
-    processes = Processes.here()
-    if processes.is_multiprocess:
-        raise ValueError(
-            f"there are {processes.size} processes; a sweep runs in one. Run a part of the points "
-            "in each process, without jax.distributed."
-        )
 
 
 def _resolve_run_map(run_map: str, num_runs: int) -> ClientMap:

@@ -29,6 +29,7 @@ from fedjax_lab.simulation.computation import Computation
 from fedjax_lab.simulation.debugging import debuggable
 from fedjax_lab.simulation.evaluate import build_evaluation
 from fedjax_lab.simulation.prepare import computation_of
+from fedjax_lab.simulation.processes import Processes
 from fedjax_lab.simulation.stop import check_not_ended
 from fedjax_lab.simulation.sweep_result import Point, check_seeds, check_traced
 from fedjax_lab.storage.fingerprint import hash_arrays, hash_function
@@ -137,9 +138,9 @@ def tune(
         take.
       ValueError: an argument is out of range, no method takes a name of ``space``, or a method has
         an empty space; ``times`` is for another number of clients, ``score`` is None and a method
-        has no loss, ``jax_disable_jit`` is set; or ``simulate`` would refuse
-        ``sample_cohort``, or a private method with this sampling. ``sample_cohort`` and
-        ``hold_out="clients"`` exclude each other.
+        has no loss, ``jax_disable_jit`` is set, or there are several processes; or ``simulate``
+        would refuse ``sample_cohort``, or a private method with this sampling. ``sample_cohort``
+        and ``hold_out="clients"`` exclude each other.
       FloatingPointError: as ``sweep``.
       FileExistsError: ``run_dir`` has another search.
       BlockingIOError: another process is writing to ``run_dir``.
@@ -149,6 +150,7 @@ def tune(
         ``fedjax_lab.forget_signal``).
     """
     check_not_ended()
+    Processes.here().check_single("tune")
     check_tune(methods, validation)
     check_int("rounds", rounds, minimum=2)
     check_int("budget", budget, minimum=1)

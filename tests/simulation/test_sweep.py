@@ -530,3 +530,9 @@ def test_a_group_whose_runs_diverged_or_are_over_ends(monkeypatch):
     assert not result.interrupted
     assert result.rounds.tolist() == [1, 2, 3]
     assert np.isnan(result.history["size"][0, 0]).all()
+
+
+def test_several_processes_are_refused(monkeypatch):
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    with pytest.raises(ValueError, match="2 processes; a sweep runs in one"):
+        sweep(algorithms.fedavg, {}, None, points=[{}], rounds=1)

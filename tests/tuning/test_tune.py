@@ -144,6 +144,12 @@ def test_devices_know_clients_by_their_own_numbers(devices, steps):
 
 
 @pytest.mark.methods
+def test_several_processes_are_refused(monkeypatch):
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    with pytest.raises(ValueError, match="2 processes; tune runs in one"):
+        search({"fedavg": FEDAVG}, {"client_lr": (0.01, 0.1)})
+
+
 def test_it_finds_what_an_exhaustive_search_finds(found):
     train, held = data.split_examples(make_clients(), 0.2, 0)
 
