@@ -16,8 +16,7 @@ import numpy as np
 
 from experiments.studies.personal import Personal
 from fedjax_lab.algorithms import PUBLISHED
-from fedjax_lab.command.build import VARIED
-from fedjax_lab.command.config import RunConfig
+from fedjax_lab.command.config import VARIED, RunConfig
 from fedjax_lab.round import Algorithm
 
 Point = dict[str, float]

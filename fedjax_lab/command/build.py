@@ -7,7 +7,7 @@ from typing import Any
 
 from fedjax_lab.algorithms import as_published
 from fedjax_lab.algorithms.authors_codes import clip_and_decay
-from fedjax_lab.command.config import RunConfig
+from fedjax_lab.command.config import VARIED, RunConfig
 from fedjax_lab.command.config_checks import parse_attack
 from fedjax_lab.command.factories import find
 from fedjax_lab.command.options import (
@@ -28,12 +28,6 @@ from fedjax_lab.wrappers.privacy import with_dp
 from fedjax_lab.wrappers.robust import with_robust_aggregation
 from fedjax_lab.wrappers.secure import with_secure_aggregation
 
-# Settings that a sweep may vary, in addition to the method's own hyperparameters.
-VARIED = (
-    *("client_lr", "server_lr", "clip_norm", "weight_decay"),
-    *("dp_clip_norm", "dp_noise_multiplier"),
-)
-
 
 def build_algorithm(
     config: RunConfig,
@@ -46,8 +40,8 @@ def build_algorithm(
 
     Args:
       model, preprocess: for methods such as MOON, which look inside the model.
-      changed: hyperparameters that replace the config's and may be traced: client_lr,
-        server_lr, clip_norm, weight_decay, dp_clip_norm, dp_noise_multiplier, or the method's own.
+      changed: hyperparameters that replace the config's and may be traced: of ``VARIED``, or the
+        method's own.
 
     Raises:
       ValueError, TypeError: a hyper-parameter is out of range or has the wrong type.

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedjax_lab.command.config import GROUP_OF, HINTS, RunConfig
+from fedjax_lab.command.config import FACTS, HINTS, RunConfig
 from fedjax_lab.command.config_file import convert, kinds_of, read_settings
 from fedjax_lab.command.options import algorithm_options, parse_options
 from fedjax_lab.descriptions import format_value
@@ -13,15 +13,13 @@ from fedjax_lab.simulation.sweep_result import check_seeds
 from fedjax_lab.storage.run_dir import renamed_settings
 
 Lists = Mapping[str, tuple[Any, ...]]  # setting -> its values
-_GROUPS = ("method", "model", "data", "rounds", "clock", "privacy")
-_ONE = ("seed", "init_seed", "partition_seed", "data_dir", "client", "times")  # but for --seeds
 _PLAIN = {str, int, float, type(None)}
 
-# Settings of which `run` takes several values: words and numbers, with or without None.
+# Settings of which `run` takes several values.
 LISTED = tuple(
     name
-    for name, hint in HINTS.items()
-    if GROUP_OF[name] in _GROUPS and name not in _ONE and _PLAIN.issuperset(kinds_of(hint))
+    for name, facts in FACTS.items()
+    if facts.in_grid and facts.is_recorded and _PLAIN.issuperset(kinds_of(HINTS[name]))
 )
 
 

@@ -25,9 +25,8 @@ from fedjax_lab.command.combinations import (
     read_assignments,
     read_runs,
 )
-from fedjax_lab.command.config import DEFAULTS, GROUPS, HINTS, RunConfig
+from fedjax_lab.command.config import DEFAULTS, FACTS, GROUPS, HINTS, RunConfig
 from fedjax_lab.command.options import parse_options
-from fedjax_lab.command.settings import OutputSettings
 
 PROG = "fedjax-lab"
 _NO_FLAG = (tyro.conf.Fixed, tyro.conf.Suppress)
@@ -362,29 +361,11 @@ def parse(argv: list[str]) -> Any:
     return _from_flags(name, command, file) if name else command
 
 
-_OUTPUTS = tuple(vars(OutputSettings()))
-# Settings that a command does not use; it has no flags for them.
-UNUSED: dict[str, tuple[str, ...]] = {
-    "run": (),
-    "plan": (*_OUTPUTS, "dp_delta", "eval_every"),
-    "sweep": (
-        *("checkpoint_every", "log", "profile_dir"),
-        *("on_nonfinite", "client_store", "lowering"),
-    ),
-    "tune": (
-        *(*_OUTPUTS, "on_nonfinite", "client_store", "client_map", "lowering"),
-        *("dp_delta", "eval_every"),
-    ),
-}
-# What a file may say of a run although a command does not use it: the results do not depend on it.
-_NO_MATTER = ("client_map", "client_store", "lowering", "dp_delta", "eval_every")
-
-
 def _check_file(name: str, path: str, file: RunConfig) -> None:
     """Check that a command uses the settings of a file that differ from their defaults."""
     values = file.settings()
-    for setting in UNUSED[name]:
-        if setting not in _NO_MATTER and values[setting] != DEFAULTS[setting]:
+    for setting, facts in FACTS.items():
+        if name in facts.refused_by and values[setting] != DEFAULTS[setting]:
             raise ValueError(
                 f"{path}: {setting} is {values[setting]!r}; `fedjax-lab {name}` does not use it: "
                 "omit it."
@@ -434,7 +415,7 @@ def _flags_of(name: str, group: type) -> Any:
     """Make a group's class with the flags of a command; tyro takes it from the default."""
     flags = {}
     for setting, hint in get_type_hints(group, include_extras=True).items():
-        if setting in UNUSED[name]:
+        if name in FACTS[setting].refused_by + FACTS[setting].ignored_by:
             hint = Annotated[hint, *_NO_FLAG]
         elif name == "run" and setting in LISTED:
             kind = next(k for k in (*get_args(HINTS[setting]), HINTS[setting]) if k in _WORDS)

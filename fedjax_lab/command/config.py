@@ -30,6 +30,7 @@ from fedjax_lab.command.settings import (
     OutputSettings,
     PrivacySettings,
     RoundsSettings,
+    facts_of,
 )
 from fedjax_lab.signatures import SYNONYMS
 from fedjax_lab.storage.run_dir import renamed_settings
@@ -170,9 +171,11 @@ class RunConfig:
         ``seed`` stay None, so that the record can be run with another seed.
         """
         values = self.settings()
-        left_out = {*vars(self.output), "data_dir"}
-        left_out |= {name for name in _OMITTED_AT_DEFAULT if values[name] == DEFAULTS[name]}
-        return {name: value for name, value in self.to_dict().items() if name not in left_out}
+        return {
+            name: value
+            for name, value in self.to_dict().items()
+            if FACTS[name].is_recorded and (name in _OF_0_3 or values[name] != DEFAULTS[name])
+        }
 
     def resolve(self) -> "RunConfig":
         """Check all settings, and fill in settings that depend on others.
@@ -250,11 +253,10 @@ class RunConfig:
           varied: settings to include although they have their defaults.
         """
         values, method = self.settings(), self.method
-        named = ("client_lr", "server_lr", *_IN_NAME)
         given = [
             f"{name}{_short(name, values[name])}"
-            for name in (*named, *(n for n in varied if n not in (*named, *_FIRST)))
-            if name in varied or values[name] not in (None, DEFAULTS[name])
+            for name in dict.fromkeys((*_IN_NAME, *varied))
+            if name not in _FIRST and (name in varied or values[name] not in (None, DEFAULTS[name]))
         ]
         scheme, _, rest = self.data.dataset.partition(":")
         parts = [
@@ -271,10 +273,13 @@ class RunConfig:
 
 
 GROUPS = {name: type(group) for name, group in vars(RunConfig()).items()}
-# Setting -> its group, its default, its type.
+# Setting -> its group, its default, its type, its facts.
 GROUP_OF = {name: group for group, kind in GROUPS.items() for name in vars(kind())}
 DEFAULTS = RunConfig().settings()
 HINTS = {name: hint for kind in GROUPS.values() for name, hint in get_type_hints(kind).items()}
+FACTS = {name: facts for kind in GROUPS.values() for name, facts in facts_of(kind).items()}
+# Settings that a sweep may vary, in addition to the method's own hyperparameters.
+VARIED = tuple(name for name, facts in FACTS.items() if facts.is_varied)
 
 
 def _short(name: str, value: Any) -> str:
@@ -290,16 +295,24 @@ def _plain(value: Any) -> Any:
     return list(value) if isinstance(value, tuple) else value
 
 
-# Not recorded if they have their defaults, so that older runs, which lack them, have equal records.
-_OMITTED_AT_DEFAULT = (
-    *(*vars(PrivacySettings()), "sampling", "client", "x", "target", "task", "test_split"),
-    *("dataset_option", "tokens", "categories", "missing", "lowering", "labels", "image_size"),
-)
+# Recorded also if they have their defaults, as version 0.3 did; later settings are not, so that
+# older runs, which lack them, have equal records.
+_OF_0_3 = {
+    *("algorithm", "option", "client_lr", "client_lr_schedule", "server_lr", "as_published"),
+    *("clip_norm", "weight_decay", "clip", "compressor", "error_feedback", "downlink_compressor"),
+    *("model", "model_option", "compute_dtype", "init_seed", "dataset", "sequence_length"),
+    *("vocabulary_size", "partition", "num_clients", "min_client_size", "partition_seed", "flip"),
+    *("crop", "rounds", "cohort_size", "local_steps", "local_epochs", "batch_size", "replace"),
+    *("full_examples", "weights", "eval_every", "on_nonfinite", "seed", "min_local_steps"),
+    *("time_budget", "step_time", "step_time_spread", "dropout", "times", "over_selection"),
+    *("deadline", "concurrency", "client_map", "client_store"),
+}
 # At the beginning of a name.
 _FIRST = ("algorithm", "dataset", "partition", "model")
-# In the name of a run that has no other value of them, in this order.
+# In the name of a run with another value than the default, in this order; others are there if a
+# grid varies them.
 _IN_NAME = (
-    *("as_published", "clip", "client_lr_schedule", "compressor", "error_feedback"),
-    *("downlink_compressor", "compute_dtype", *vars(PrivacySettings()), "sampling"),
-    *(name for name in vars(ClockSettings()) if name != "times"),
+    *("client_lr", "server_lr", "as_published", "clip", "client_lr_schedule", "compressor"),
+    *("error_feedback", "downlink_compressor", "compute_dtype", *vars(PrivacySettings())),
+    *("sampling", *(name for name in vars(ClockSettings()) if name != "times")),
 )

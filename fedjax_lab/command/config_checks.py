@@ -17,6 +17,7 @@ from fedjax_lab.command.settings import (
     PrivacySettings,
     RoundsSettings,
     check_ranges,
+    facts_of,
     said_of,
 )
 from fedjax_lab.command.table_data import check_table
@@ -32,17 +33,6 @@ from fedjax_lab.wrappers.rules import parse_rule
 from fedjax_lab.wrappers.secure import check_neighbours
 
 _FORM = "NAME:SHARE or NAME:SHARE:STRENGTH (label_flip:SHARE:CLASSES)"
-# Of two settings, the first one needs the second.
-_NEEDS = (
-    ("dp_clip_norm", "dp_noise_multiplier"),
-    ("dp_noise_multiplier", "dp_clip_norm"),
-    ("dp_delta", "dp_clip_norm"),
-    ("dp_adaptive_quantile", "dp_clip_norm"),
-    ("dp_noise_bands", "dp_clip_norm"),
-    ("secure_bits", "secure_clip"),
-    ("secure_clip", "secure_bits"),
-    ("secure_neighbours", "secure_bits"),
-)
 
 
 def check_config(config: Any) -> None:
@@ -170,9 +160,10 @@ def _check_clients(data: DataSettings) -> None:
 
 def _check_privacy(privacy: PrivacySettings, rounds: RoundsSettings) -> None:
     """Check the settings of the wrappers, whose single ranges are checked."""
-    for name, other in _NEEDS:
-        if getattr(privacy, name) is not None and getattr(privacy, other) is None:
-            raise ValueError(f"{name} is {getattr(privacy, name)}; it requires {other}.")
+    for name, facts in facts_of(privacy).items():
+        value, needs = getattr(privacy, name), facts.needs
+        if value is not None and needs is not None and getattr(privacy, needs) is None:
+            raise ValueError(f"{name} is {value}; it requires {needs}.")
     if privacy.dp_noise_multiplier is not None and rounds.weights != "uniform":
         raise ValueError(
             f"weights is {rounds.weights!r} and dp_clip_norm {privacy.dp_clip_norm}; with "

@@ -1,14 +1,15 @@
 """The settings of a run, in groups: what each is called, its type, range, default and help.
 
 Each group is the arguments of a few calls of the library. A setting's name is its flag and its key
-in a settings file, so names are unique over the groups. The text below a setting is its help.
+in a settings file, so names are unique over the groups. The text below a setting is its help. What
+else the command line has to know of a setting are its ``Facts``.
 """
 
 import dataclasses
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any, NamedTuple
 
 import tyro
 
@@ -37,17 +38,56 @@ DEFAULT_TEST_SPLIT = "clients:0.2"
 NATURAL = "natural:ARRAY"
 NATURAL_SCHEME = "natural"
 Repeated = tyro.conf.UseAppendAction[tuple[str, ...]]  # a flag that may be given several times
+# Commands that do not use a setting.
+_NOT_RUN, _SEARCHES = ("plan", "sweep", "tune"), ("sweep", "tune")
 
 
-# The range of a setting: its check, which gets name and value.
-Count = partial(check_int, minimum=1, maximum=MOST_ROUNDS)
-Seed = partial(check_int, minimum=0, maximum=LAST_SEED)
-NotNegative = partial(check_number, minimum=0.0)
-Positive = partial(check_number, minimum=0.0, exclusive_minimum=True)
-Share = partial(check_share)
+class Facts(NamedTuple):
+    """What the command line knows of a setting, besides its name, type, default and help.
+
+    Attributes:
+      check: its range: function of name and value, of each value if it is a tuple. None: any.
+      needs: name of a setting without which it must be None.
+      is_varied: whether ``sweep`` and ``tune`` may vary it; its value may then be traced.
+      is_recorded: whether config.json has it.
+      in_grid: whether ``run`` takes several values of it, if it is recorded, and a word or number.
+      refused_by: commands that do not use it and refuse a file with another value than the default.
+      ignored_by: commands that do not use it, and whose results are the same for all its values.
+    """
+
+    check: Callable[[str, Any], Any] | None = None
+    needs: str | None = None
+    is_varied: bool = False
+    is_recorded: bool = True
+    in_grid: bool = True
+    refused_by: tuple[str, ...] = ()
+    ignored_by: tuple[str, ...] = ()
 
 
-def _one_of(choices: Iterable[str]) -> Any:
+def setting(default: Any, check: Callable[[str, Any], Any] | None = None, **facts: Any) -> Any:
+    """Define a setting by its default and its ``Facts``."""
+    return dataclasses.field(default=default, metadata={"facts": Facts(check, **facts)})
+
+
+def facts_of(group: Any) -> dict[str, Facts]:
+    """Return the facts of each setting of a group, or of its class."""
+    return {field.name: field.metadata.get("facts", Facts()) for field in dataclasses.fields(group)}
+
+
+# Ranges of settings.
+count = partial(check_int, minimum=1, maximum=MOST_ROUNDS)
+seed_number = partial(check_int, minimum=0, maximum=LAST_SEED)
+not_negative = partial(check_number, minimum=0.0)
+positive = partial(check_number, minimum=0.0, exclusive_minimum=True)
+
+
+def at_least(minimum: int) -> Any:
+    """Return the range of the integers from a minimum."""
+    return partial(check_int, minimum=minimum)
+
+
+def one_of(choices: Iterable[str]) -> Any:
+    """Return the range of some words."""
     return partial(check_choice, choices=tuple(choices))
 
 
@@ -57,12 +97,11 @@ def check_ranges(group: Any) -> None:
     Raises:
       ValueError, TypeError: a setting is out of range, or has another type.
     """
-    hints = get_type_hints(type(group), include_extras=True)
-    for name, value in vars(group).items():
-        for check in getattr(hints[name], "__metadata__", ()):
-            if isinstance(check, partial) and value is not None:
-                for each in value if isinstance(value, tuple | list) else (value,):
-                    check(name, each)
+    for name, facts in facts_of(group).items():
+        value = getattr(group, name)
+        if facts.check is not None and value is not None:
+            for each in value if isinstance(value, tuple | list) else (value,):
+                facts.check(name, each)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,7 +115,7 @@ class MethodSettings:
     """Hyperparameter of the method as name=value; `fedjax-lab algorithms` lists them. With several
     methods, METHOD.name=value is of one."""
 
-    client_lr: Annotated[float, NotNegative] = 0.1
+    client_lr: float = setting(0.1, not_negative, is_varied=True)
     """Learning rate of the local steps."""
 
     client_lr_schedule: str = "constant"
@@ -84,18 +123,18 @@ class MethodSettings:
     multistep:30,60:FACTOR (at these rounds), cosine (to 0), or warmup_cosine:ROUNDS (rises first).
     In fafed and stem, whose rate is of the local step, it changes within a round, too."""
 
-    server_lr: Annotated[float | None, NotNegative] = None
+    server_lr: float | None = setting(None, not_negative, is_varied=True)
     """Learning rate of the server. None: the method's default, if it has one."""
 
     as_published: bool = False
     """Run the method as its authors' published code does, if that differs from the paper;
     `fedjax-lab published` lists these methods and the differences."""
 
-    clip_norm: Annotated[float | None, Positive] = None
+    clip_norm: float | None = setting(None, positive, is_varied=True)
     """Clip gradients (or steps, see clip) to this global norm. None: no clipping; with
     as_published, the published code's norm."""
 
-    weight_decay: Annotated[float | None, NotNegative] = None
+    weight_decay: float | None = setting(None, not_negative, is_varied=True)
     """Weight decay, added after clipping. None: 0; with as_published, the published code's
     value."""
 
@@ -124,10 +163,10 @@ class ModelSettings:
     model_option: Repeated = ()
     """Option of the model as name=value, such as hidden=64,32."""
 
-    compute_dtype: Annotated[str, _one_of(COMPUTE_DTYPES)] = "float32"
+    compute_dtype: str = setting("float32", one_of(COMPUTE_DTYPES))
     """Dtype of the model's computations: float32 or bfloat16; parameters are float32."""
 
-    init_seed: Annotated[int | None, Seed] = None
+    init_seed: int | None = setting(None, seed_number, in_grid=False)
     """Seed of the initial model. None: seed."""
 
 
@@ -143,10 +182,10 @@ class DataSettings:
     dataset_option: Repeated = ()
     """Argument of a data set of your own, as name=value."""
 
-    data_dir: str | None = None
+    data_dir: str | None = setting(None, is_recorded=False)
     """Folder with the files of the data set. None: the usual places."""
 
-    client: str | None = None
+    client: str | None = setting(None, in_grid=False)
     """For a table: column of client ids. None: partition divides the rows."""
 
     x: tuple[str, ...] = ()
@@ -171,20 +210,20 @@ class DataSettings:
     """For a table: the test set. clients:0.2 holds out a share of the clients, examples:0.2 a share
     of each client's rows; or another file .csv, .tsv or .parquet."""
 
-    tokens: Annotated[str, _one_of(TOKENS)] = "words"
+    tokens: str = setting("words", one_of(TOKENS))
     """For text: split it into words, characters or bytes."""
 
-    sequence_length: Annotated[int, Count] = 35
+    sequence_length: int = setting(35, count)
     """For text: number of tokens of an example, L."""
 
-    vocabulary_size: Annotated[int | None, partial(check_int, minimum=2)] = None
+    vocabulary_size: int | None = setting(None, at_least(2))
     """Keep only this many of a text's tokens, the most frequent ones; the others become one token.
     None: keep all."""
 
-    labels: Annotated[str, _one_of(LABELS)] = "fine"
+    labels: str = setting("fine", one_of(LABELS))
     """For cifar100:PATH: fine labels (100 classes) or coarse ones (20)."""
 
-    image_size: Annotated[int | None, partial(check_int, minimum=1)] = None
+    image_size: int | None = setting(None, at_least(1))
     """For images:FOLDER: scale the images to this height and width. None: all must have one
     size."""
 
@@ -192,20 +231,20 @@ class DataSettings:
     """Partition of the data among the clients: iid, dirichlet:0.1, classes_per_client:2, ..., or
     natural:ARRAY, the name of an array of client ids in npz:FILE. With client: by that column."""
 
-    num_clients: Annotated[int | None, partial(check_int, minimum=1)] = None
+    num_clients: int | None = setting(None, at_least(1))
     """Number of clients, N. None: 20, which suits digits (100 is usual for fashion_mnist); with
     natural ids, their number."""
 
-    min_client_size: Annotated[int | None, partial(check_int, minimum=0)] = None
+    min_client_size: int | None = setting(None, at_least(0))
     """Smallest number of training examples of a client. None: 2; with natural ids, 1."""
 
-    partition_seed: Annotated[int | None, Seed] = None
+    partition_seed: int | None = setting(None, seed_number, in_grid=False)
     """Seed of the partition. None: seed."""
 
     flip: bool = False
     """Flip training images left to right at random."""
 
-    crop: Annotated[int, partial(check_int, minimum=0)] = 0
+    crop: int = setting(0, at_least(0))
     """Shift training images by up to this many pixels at random."""
 
     @property
@@ -242,23 +281,23 @@ class DataSettings:
 class RoundsSettings:
     """Rounds, client sampling and local steps."""
 
-    rounds: Annotated[int, Count] = 100
+    rounds: int = setting(100, count)
     """Number of communication rounds."""
 
     cohort_size: int = 5
     """Clients sampled per round, S."""
 
-    sampling: Annotated[str, _one_of(SAMPLINGS)] = "without_replacement"
+    sampling: str = setting("without_replacement", one_of(SAMPLINGS))
     """Client sampling: without_replacement, poisson (each client independently; cohort_size is the
     expected number), or cyclic (fixed groups of at most cohort_size take turns)."""
 
-    local_steps: Annotated[int | None, Count] = None
+    local_steps: int | None = setting(None, count)
     """Local steps of each client, K. None: 5, or determined by local_epochs."""
 
-    local_epochs: Annotated[int | None, Count] = None
+    local_epochs: int | None = setting(None, count)
     """Passes over each client's data, instead of local_steps."""
 
-    batch_size: Annotated[int, Count] = 16
+    batch_size: int = setting(16, count)
     """Examples per mini-batch, B."""
 
     replace: bool = False
@@ -267,18 +306,18 @@ class RoundsSettings:
     full_examples: bool = False
     """Give the method each client's whole data set, for full local gradients."""
 
-    weights: Annotated[str, _one_of(("uniform", "examples"))] = "uniform"
+    weights: str = setting("uniform", one_of(("uniform", "examples")))
     """Weights of the clients in the aggregation: uniform, or examples (number of examples)."""
 
-    eval_every: Annotated[int, Count] = 10
+    eval_every: int = setting(10, count, ignored_by=("plan", "tune"))
     """Rounds between evaluations; also the length of a compiled chunk."""
 
-    on_nonfinite: Annotated[str, _one_of((*ON_NONFINITE, "stop"))] = "exclude"
+    on_nonfinite: str = setting("exclude", one_of((*ON_NONFINITE, "stop")), refused_by=_SEARCHES)
     """What to do with a client whose message or state is not finite: exclude (leave it out of the
     round and count it), stop (end the run before that round), keep (aggregate it like the
     others)."""
 
-    seed: Annotated[int, Seed] = 0
+    seed: int = setting(0, seed_number, in_grid=False)
     """Seed of client sampling, mini-batches and everything random inside a round."""
 
 
@@ -301,7 +340,7 @@ class ClockSettings:
     dropout: float = 0.0
     """Probability that a sampled client drops out of a round."""
 
-    times: str | None = None
+    times: str | None = setting(None, in_grid=False)
     """File of client times, FILE.npz with arrays step_seconds, download, upload, latency,
     availability."""
 
@@ -343,31 +382,37 @@ class PrivacySettings:
     robust_rule: str | None = None
     """Robust aggregation, such as median or trimmed_mean:0.1."""
 
-    dp_clip_norm: Annotated[float | None, Positive, tyro.conf.arg(aliases=("--dp-clip",))] = None
+    dp_clip_norm: Annotated[float | None, tyro.conf.arg(aliases=("--dp-clip",))] = setting(
+        None, positive, needs="dp_noise_multiplier", is_varied=True
+    )
     """Client-level differential privacy: clip each message to this norm. None: no privacy."""
 
-    dp_noise_multiplier: Annotated[
-        float | None, NotNegative, tyro.conf.arg(aliases=("--dp-noise",))
-    ] = None
+    dp_noise_multiplier: Annotated[float | None, tyro.conf.arg(aliases=("--dp-noise",))] = setting(
+        None, not_negative, needs="dp_clip_norm", is_varied=True
+    )
     """With dp_clip_norm: standard deviation of the noise on the sum, divided by the clip norm."""
 
-    dp_delta: Annotated[float | None, Share] = None
+    dp_delta: float | None = setting(
+        None, check_share, needs="dp_clip_norm", ignored_by=("plan", "tune")
+    )
     """With dp_clip_norm: report epsilon for this delta (needs dp-accounting)."""
 
-    dp_adaptive_quantile: Annotated[float | None, Share] = None
+    dp_adaptive_quantile: float | None = setting(None, check_share, needs="dp_clip_norm")
     """With dp_clip_norm: adapt the norm to this quantile of the clients' norms."""
 
-    dp_noise_bands: int | None = None
+    dp_noise_bands: int | None = setting(None, needs="dp_clip_norm")
     """With dp_clip_norm: correlate noise over this number of rounds (DP-FTRL); needs cyclic
     sampling."""
 
-    secure_bits: Annotated[int | None, partial(check_int, minimum=2, maximum=32)] = None
+    secure_bits: int | None = setting(
+        None, partial(check_int, minimum=2, maximum=32), needs="secure_clip"
+    )
     """Secure aggregation with integers of this number of bits; with secure_clip."""
 
-    secure_clip: Annotated[float | None, Positive] = None
+    secure_clip: float | None = setting(None, positive, needs="secure_bits")
     """With secure_bits: largest absolute value of a number of a message."""
 
-    secure_neighbours: int | None = None
+    secure_neighbours: int | None = setting(None, needs="secure_bits")
     """With secure_bits: share masks with this number of other clients (even). None: all."""
 
     attack: str | None = None
@@ -378,16 +423,16 @@ class PrivacySettings:
 class MachineSettings:
     """How the rounds are mapped onto devices."""
 
-    client_map: str = "auto"
+    client_map: str = setting("auto", in_grid=False, ignored_by=("tune",))
     """How clients are mapped onto devices: auto (the planner chooses), measure (time two plans and
     keep the faster one), scan, vmap, chunk:n, pmap, shard_map. In a sweep only auto, scan, vmap,
     chunk:n."""
 
-    client_store: Annotated[str, _one_of(CLIENT_STORES)] = "auto"
+    client_store: str = setting("auto", one_of(CLIENT_STORES), in_grid=False, ignored_by=_SEARCHES)
     """Where client state is stored: device (a full copy on each), sharded (over the devices of
     shard_map), host (in files), auto (by its size)."""
 
-    lowering: Annotated[str, _one_of(LOWERINGS)] = "auto"
+    lowering: str = setting("auto", one_of(LOWERINGS), in_grid=False, ignored_by=_SEARCHES)
     """Form of the model's convolutions and poolings: auto (the fastest on this machine) or lax (as
     jax.lax computes them)."""
 
@@ -396,18 +441,18 @@ class MachineSettings:
 class OutputSettings:
     """Files of the run."""
 
-    run_dir: str | None = None
+    run_dir: str | None = setting(None, is_recorded=False, refused_by=("plan", "tune"))
     """Run directory; the same command resumes the run in it. Several runs: the folder of their
     directories. None: runs/ALGORITHM-DATASET-PARTITION-...-seedSEED, with the learning rates and
     options that are given; of a sweep: nothing is written."""
 
-    checkpoint_every: Annotated[int | None, Count] = None
+    checkpoint_every: int | None = setting(None, count, is_recorded=False, refused_by=_NOT_RUN)
     """Rounds between checkpoints. None: a tenth of the run."""
 
-    log: Annotated[Repeated, _one_of(LOGGERS)] = ()
+    log: Repeated = setting((), one_of(LOGGERS), is_recorded=False, refused_by=_NOT_RUN)  # noqa: RUF009
     """Also write metrics as csv, tensorboard or wandb; metrics.jsonl is always written."""
 
-    profile_dir: str | None = None
+    profile_dir: str | None = setting(None, is_recorded=False, refused_by=_NOT_RUN)
     """Folder for a profile of the compiled rounds between two evaluations."""
 
 

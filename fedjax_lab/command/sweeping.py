@@ -5,9 +5,8 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from fedjax_lab.checks import check_choice, warn
-from fedjax_lab.command.build import VARIED
 from fedjax_lab.command.commands import PROG, SweepCommand
-from fedjax_lab.command.config import RunConfig
+from fedjax_lab.command.config import VARIED, RunConfig
 from fedjax_lab.command.factories import check_known
 from fedjax_lab.command.launch import INTERRUPTED, start
 from fedjax_lab.command.options import float_options, parse_options, server_lr_of

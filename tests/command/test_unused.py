@@ -8,14 +8,18 @@ import pytest
 
 from fedjax_lab.command import cli, runner, sweeping, tuning
 from fedjax_lab.command.client_scores import ClientTests
-from fedjax_lab.command.commands import UNUSED, parse
-from fedjax_lab.command.config import DEFAULTS, RunConfig
+from fedjax_lab.command.commands import parse
+from fedjax_lab.command.config import DEFAULTS, FACTS, RunConfig
 from fedjax_lab.command.runner import build
 from fedjax_lab.simulation import plan as plan_module
 from fedjax_lab.simulation import sweep as sweep_module
 from fedjax_lab.tuning import tune as tune_module
 
 FIELDS = set(DEFAULTS)
+UNUSED = {
+    command: [n for n, facts in FACTS.items() if command in facts.refused_by + facts.ignored_by]
+    for command in ("run", "plan", "sweep", "tune")
+}
 # What reads every setting, whatever it is for: copies, checks and records.
 GENERAL = {
     "dataclasses",
