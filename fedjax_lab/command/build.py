@@ -10,11 +10,7 @@ from fedjax_lab.algorithms.authors_codes import clip_and_decay
 from fedjax_lab.command.config import VARIED, RunConfig
 from fedjax_lab.command.config_checks import parse_attack
 from fedjax_lab.command.factories import find
-from fedjax_lab.command.options import (
-    CLIPS,
-    SERVER_OPTIMIZERS,
-    parse_options_of,
-)
+from fedjax_lab.command.options import CLIPS, SERVER_OPTIMIZERS
 from fedjax_lab.command.schedules import client_schedule
 from fedjax_lab.command.settings import ClockSettings, PrivacySettings, RoundsSettings, said_of
 from fedjax_lab.models import Model
@@ -50,7 +46,7 @@ def build_algorithm(
     settings = {name: changed.pop(name) for name in VARIED if name in changed}
     config = config.replace(**settings)
     method = config.method
-    arguments = {**parse_options_of("algorithm", method.algorithm, method.option), **changed}
+    arguments = {**config.options()["algorithm"], **changed}
     if method.algorithm == "fedopt":
         optimizer = SERVER_OPTIMIZERS[arguments.pop("server_optimizer")]
         arguments = {"server_optimizer": optimizer(method.server_lr, **arguments)}

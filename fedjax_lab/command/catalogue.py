@@ -93,22 +93,18 @@ class Entry(NamedTuple):
     """A row of the catalogue.
 
     Attributes:
-      name: name of the factory.
       method: name of the method in the literature.
       paper: authors, venue and year.
-      up: size of a client's messages in a round, in units of d.
-      down: size of the broadcast to a client in a round, in units of d.
-      client_state: size of a client's row of state, in units of d.
+      traffic: sizes of a client's messages in a round, of the broadcast to it, and of its row of
+        state, such as "2d"; of methods with personal leaves in u (shared leaves) and h (the others)
+        instead of d.
       gradients: number of mini-batch gradients in a local step.
       options: hyperparameters and their defaults, without learning rates.
     """
 
-    name: str
     method: str
     paper: str
-    up: float
-    down: float
-    client_state: float
+    traffic: tuple[str, str, str]
     gradients: int
     options: Mapping[str, Any]
 
@@ -132,38 +128,27 @@ def entry(name: str) -> Entry:
     }
     loss_fn = models.classification_loss(model.apply)
     algorithm = factory(model if "model" in parameters else loss_fn, **arguments)
-    size = tree.nbytes(params)
+    d = tree.nbytes(params)
     _, clients = jax.eval_shape(lambda params: algorithm.start(params, _NUM_CLIENTS, None), params)
     method, paper = SOURCES[name]
     return Entry(
-        name,
         method,
         paper,
-        up=_rounded(algorithm.uplink(params) / size),
-        down=_rounded(algorithm.downlink(params) / size),
-        client_state=_rounded(tree.nbytes(clients) / _NUM_CLIENTS / size),
+        traffic=_IN_PARTS.get(name)
+        or (
+            _size(algorithm.uplink(params) / d),
+            _size(algorithm.downlink(params) / d),
+            _size(tree.nbytes(clients) / _NUM_CLIENTS / d),
+        ),
         gradients=algorithm.gradients_per_step,
         options=algorithm_options(name),
     )
 
 
-def _rounded(value: float) -> float:
-    """Round to a tenth of d, which hides single numbers such as a counter."""
-    return round(value, 1)
-
-
-def size(value: float) -> str:
+def _size(value: float) -> str:
     """Format a size as text: 0, d, 2d."""
-    number = f"{value:g}"
+    number = f"{round(value, 1):g}"  # a tenth of d hides single numbers such as a counter
     return {"0": "0", "1": "d"}.get(number, f"{number}d")
-
-
-def traffic(row: Entry) -> tuple[str, str, str]:
-    """Format uplink, downlink and client state as text, such as 2d.
-
-    Methods with personal leaves have u (shared leaves) and h (personal leaves) instead of d.
-    """
-    return _IN_PARTS.get(row.name) or (size(row.up), size(row.down), size(row.client_state))
 
 
 def table() -> str:
@@ -173,9 +158,7 @@ def table() -> str:
     rows = []
     for name in SOURCES:
         row = entry(name)
-        sizes = list(traffic(row))
-        if name == "cfedavg":
-            sizes[0] = "compressed"
+        sizes = ("compressed", *row.traffic[1:]) if name == "cfedavg" else row.traffic
         described = describe_options(row.options)
         cells = [f"`{name}`", row.method, row.paper, *sizes, str(row.gradients)]
         rows.append([*cells, f"`{described}`" if described else ""])

@@ -108,21 +108,15 @@ class Assignment(NamedTuple):
 
     Attributes:
       method: name of the method; "" for all.
+      name: NAME.
+      value: VALUE.
       text: NAME=VALUE, as it was given.
     """
 
     method: str
+    name: str
+    value: str
     text: str
-
-    @property
-    def name(self) -> str:
-        """NAME."""
-        return self.text.partition("=")[0].strip()
-
-    @property
-    def value(self) -> str:
-        """VALUE."""
-        return self.text.partition("=")[2]
 
     def is_of(self, method: str) -> bool:
         """Return True if it says something of a method."""
@@ -142,10 +136,11 @@ def read_assignments(
     """
     found = []
     for text in texts:
-        method, dot, _ = text.partition("=")[0].strip().rpartition(".")
+        left, equals, value = text.strip().partition("=")
+        method, dot, name = left.rpartition(".")
         if dot and method not in methods:
             raise ValueError(f"{argument} is {text!r}; {method!r} is none of {', '.join(methods)}.")
-        found.append(Assignment(method, text.strip().removeprefix(f"{method}{dot}")))
+        found.append(Assignment(method, name.strip(), value, f"{name}{equals}{value}"))
     return found
 
 

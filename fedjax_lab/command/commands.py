@@ -16,6 +16,7 @@ from typing import Annotated, Any, Literal, get_args, get_type_hints
 
 import tyro
 
+from fedjax_lab.command import listings
 from fedjax_lab.command.combinations import (
     LISTED,
     Lists,
@@ -31,8 +32,18 @@ from fedjax_lab.command.options import parse_options
 PROG = "fedjax-lab"
 _NO_FLAG = (tyro.conf.Fixed, tyro.conf.Suppress)
 _WORDS = {str: "STR", int: "INT", float: "FLOAT"}
-_OF_PROCESSES = ("coordinator", "num_processes", "process_id")
+# Flags about the processes of a run -> the environment variables that can stand for them.
+OF_PROCESSES = {
+    "coordinator": "JAX_COORDINATOR_ADDRESS",
+    "num_processes": "JAX_NUM_PROCESSES",
+    "process_id": "JAX_PROCESS_ID",
+}
 _InGroups = Annotated[RunConfig, tyro.conf.arg(name="")]  # flags are called as settings are
+
+
+def flag_of(name: str) -> str:
+    """Return the flag of an argument."""
+    return f"--{name.replace('_', '-')}"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -258,14 +269,8 @@ class ExportCommand(_Quiet):
     """With --client: folder with the files of the data set. None: the usual places."""
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class _Repeating(_Quiet):
-    quiet: bool = False
-    """Print whether they differ, and errors, only."""
-
-
 @dataclasses.dataclass(frozen=True)
-class RerunCommand(_Repeating):
+class RerunCommand(_Quiet):
     """Repeat a finished run from its config.json; compare metrics and params bit for bit.
 
     Exit status 1 means that they differ; the first difference and differing versions are printed.
@@ -273,6 +278,9 @@ class RerunCommand(_Repeating):
 
     run_dir: Annotated[str, tyro.conf.arg(metavar="RUN_DIR")]
     """Run directory."""
+
+    quiet: bool = dataclasses.field(default=False, kw_only=True)
+    """Print whether they differ, and errors, only."""
 
     out: str | None = None
     """Directory of the repetition. None: RUN_DIR-rerun."""
@@ -301,15 +309,10 @@ class ListCommand:
     """A command without arguments: it prints what the function of its name in ``listings`` says."""
 
 
-_LISTS = {
-    "published": "List the methods that --as-published knows, and how their codes run them.",
-    "compressors": "List the compressors: spelling, arguments, and the bytes of a message.",
-    "datasets": "List the data sets.",
-    "partitions": "List the partitions of data among clients.",
-    "models": "List the models, with their options and defaults.",
-}
-
-
+_LISTS = (
+    *(listings.published, listings.compressors, listings.datasets, listings.partitions),
+    listings.models,
+)
 _METHODS_OF_TUNE = re.compile(r"^--algorithm(=|$)")
 
 
@@ -455,12 +458,12 @@ def _check_run(command: RunCommand, file: RunConfig) -> None:
         )
     if command.print_config is None:
         return
-    for flag in (*("cpu_devices", "distributed", "quiet"), *_OF_PROCESSES):
-        value = getattr(command, flag)
+    for name in ("cpu_devices", "distributed", "quiet", *OF_PROCESSES):
+        value = getattr(command, name)
         if value is not None and value is not False:  # process 0 is one
             raise ValueError(
-                f"{flag} is {value!r}; `fedjax-lab run --print-config` does not use "
-                f"--{flag.replace('_', '-')}: it runs nothing; omit it."
+                f"{name} is {value!r}; `fedjax-lab run --print-config` does not use "
+                f"{flag_of(name)}: it runs nothing; omit it."
             )
 
 
@@ -504,9 +507,9 @@ _WITHOUT_SETTINGS: dict[str, type] = {
     "recipe": RecipeCommand,
     "algorithms": AlgorithmsCommand,
     **{
-        name: dataclasses.make_dataclass(
-            name, [], bases=(ListCommand,), namespace={"__doc__": about}
+        of.__name__: dataclasses.make_dataclass(
+            of.__name__, [], bases=(ListCommand,), namespace={"__doc__": of.__doc__}
         )
-        for name, about in _LISTS.items()
+        for of in _LISTS
     },
 }

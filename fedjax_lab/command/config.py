@@ -13,6 +13,7 @@ from fedjax_lab.checks import did_you_mean
 from fedjax_lab.command.config_checks import check_config
 from fedjax_lab.command.config_file import convert, read_settings
 from fedjax_lab.command.options import (
+    OPTIONS,
     check_options,
     check_server_lr,
     derived_options,
@@ -35,7 +36,6 @@ from fedjax_lab.command.settings import (
 from fedjax_lab.signatures import SYNONYMS
 from fedjax_lab.storage.run_dir import renamed_settings
 
-_OPTIONS = {"option": "algorithm", "model_option": "model", "dataset_option": "dataset"}
 _NUM_CLIENTS = 20
 
 
@@ -87,26 +87,34 @@ class RunConfig:
         Raises:
           ValueError: a name is unknown.
         """
-        groups: dict[str, dict[str, Any]] = {}
-        for name, value in settings.items():
-            if name not in GROUP_OF:
-                hint = did_you_mean(name, GROUP_OF, SYNONYMS.get(name, ()))
+        for name in settings:
+            if name not in DEFAULTS:
+                hint = did_you_mean(name, DEFAULTS, SYNONYMS.get(name, ()))
                 raise ValueError(
-                    f"{name} is not a setting of a run.{hint} Settings: {', '.join(GROUP_OF)}."
+                    f"{name} is not a setting of a run.{hint} Settings: {', '.join(DEFAULTS)}."
                 )
-            groups.setdefault(GROUP_OF[name], {})[name] = value
         changed = {
-            group: dataclasses.replace(getattr(self, group), **values)
-            for group, values in groups.items()
+            group: dataclasses.replace(
+                values, **{n: settings[n] for n in settings if n in vars(values)}
+            )
+            for group, values in vars(self).items()
         }
         return dataclasses.replace(self, **changed)
 
     def settings(self) -> dict[str, Any]:
         """Return all settings by name."""
+        return {name: value for group in vars(self).values() for name, value in vars(group).items()}
+
+    def options(self) -> dict[str, dict[str, Any]]:
+        """Return the options of the method, the model and the data set: setting -> {name: value}.
+
+        Raises:
+          ValueError: an option does not have the form name=value.
+        """
+        values = self.settings()
         return {
-            name: value
-            for group in dataclasses.fields(self)
-            for name, value in vars(getattr(self, group.name)).items()
+            setting: parse_options_of(setting, values[setting], values[options])
+            for setting, options in OPTIONS.items()
         }
 
     @property
@@ -151,18 +159,10 @@ class RunConfig:
 
     def to_dict(self) -> dict[str, Any]:
         """Convert all settings to plain values of JSON and YAML, the inverse of ``from_dict``."""
-        values = self.settings()
-        options = {
-            name: parse_options_of(setting, values[setting], values[name])
-            for name, setting in _OPTIONS.items()
-        }
-        return {
-            **{name: _plain(value) for name, value in values.items()},
-            **{
-                name: {option: _plain(value) for option, value in given.items()}
-                for name, given in options.items()
-            },
-        }
+        values = {name: _plain(value) for name, value in self.settings().items()}
+        for setting, given in self.options().items():
+            values[OPTIONS[setting]] = {name: _plain(value) for name, value in given.items()}
+        return values
 
     def record(self) -> dict[str, Any]:
         """Return the settings for config.json: ``to_dict`` without paths.
@@ -192,18 +192,17 @@ class RunConfig:
         defaults, published = published_settings(name) if method.as_published else ({}, {})
         defaults = {"weight_decay": 0.0, **defaults}
         config = config.replace(**{n: v for n, v in defaults.items() if getattr(method, n) is None})
-        given = parse_options_of("algorithm", name, method.option)
-        options = {**derived_options(name, config.data.num_clients), **published, **given}
-        options = check_options("algorithm", name, options)
+        values, options = config.settings(), config.options()
+        derived = derived_options(name, config.data.num_clients)
+        options["algorithm"] = {**derived, **published, **options["algorithm"]}
+        checked = {
+            OPTIONS[setting]: format_options(check_options(setting, values[setting], given))
+            for setting, given in options.items()
+        }
         check_server_lr(name, config.method.server_lr)
-        model, data = config.model, config.data
-        model_options = parse_options_of("model", model.model, model.model_option)
-        dataset_options = parse_options_of("dataset", data.dataset, data.dataset_option)
         steps, epochs = config.rounds.local_steps, config.rounds.local_epochs
         return config.replace(
-            option=format_options(options),
-            model_option=format_options(check_options("model", model.model, model_options)),
-            dataset_option=format_options(check_options("dataset", data.dataset, dataset_options)),
+            **checked,
             local_steps=5 if steps is None and epochs is None else steps,
             run_dir=config.output.run_dir or str(Path("runs") / config.run_name()),
         )
@@ -273,8 +272,7 @@ class RunConfig:
 
 
 GROUPS = {name: type(group) for name, group in vars(RunConfig()).items()}
-# Setting -> its group, its default, its type, its facts.
-GROUP_OF = {name: group for group, kind in GROUPS.items() for name in vars(kind())}
+# Setting -> its default, its type, its facts.
 DEFAULTS = RunConfig().settings()
 HINTS = {name: hint for kind in GROUPS.values() for name, hint in get_type_hints(kind).items()}
 FACTS = {name: facts for kind in GROUPS.values() for name, facts in facts_of(kind).items()}

@@ -4,9 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from fedjax_lab.checks import check_choice, check_int
-from fedjax_lab.clients.mapping import check_client_map
 from fedjax_lab.command.factories import check_known, is_own
-from fedjax_lab.command.options import CLIPS
 from fedjax_lab.command.schedules import client_schedule
 from fedjax_lab.command.settings import (
     NATURAL,
@@ -21,15 +19,12 @@ from fedjax_lab.command.settings import (
     said_of,
 )
 from fedjax_lab.command.table_data import check_table
-from fedjax_lab.compressors import as_compressor
 from fedjax_lab.data import PARTITIONS, ClientTimes
 from fedjax_lab.data.clock import check_devices
 from fedjax_lab.data.partition import parse_spec
 from fedjax_lab.data.sources import SCHEMES, TABLES, check_load_options
-from fedjax_lab.storage.run_path import check_run_dir
 from fedjax_lab.wrappers.attacks import ATTACKS
 from fedjax_lab.wrappers.ledger import check_bands
-from fedjax_lab.wrappers.rules import parse_rule
 from fedjax_lab.wrappers.secure import check_neighbours
 
 _FORM = "NAME:SHARE or NAME:SHARE:STRENGTH (label_flip:SHARE:CLASSES)"
@@ -42,7 +37,6 @@ def check_config(config: Any) -> None:
       ValueError, TypeError: a setting is unknown, out of range, or incompatible with another.
       FileNotFoundError: ``data_dir`` is not a directory.
     """
-    check_run_dir(config.output.run_dir)
     check_known("algorithm", config.method.algorithm)
     check_known("model", config.model.model)
     check_table(config.data)
@@ -53,17 +47,12 @@ def check_config(config: Any) -> None:
     _check_data(config.data)
     _check_clients(config.data)
     _check_method(config.method, config.rounds.rounds)
-    check_client_map(config.machine.client_map)
     _check_privacy(config.privacy, config.rounds)
     _check_rounds(config.rounds, config.clock, config.data.num_clients)
 
 
 def _check_method(method: MethodSettings, rounds: int) -> None:
     client_schedule(method.client_lr_schedule, method.client_lr, rounds)
-    for name in ("compressor", "downlink_compressor"):
-        if getattr(method, name) is not None:
-            with said_of(name, getattr(method, name)):
-                as_compressor(name, getattr(method, name))
     if not (method.error_feedback or method.compressor or method.downlink_compressor):
         raise ValueError(
             "error_feedback is False and compressor None; it belongs to a compressor: omit it, or "
@@ -77,7 +66,6 @@ def _check_clip(method: MethodSettings) -> None:
     clip = method.clip
     if clip is None:
         return
-    check_choice("clip", clip, CLIPS)
     if method.as_published:
         raise ValueError(f"clip is {clip!r}; with as_published, the published code decides that.")
     if not (method.clip_norm or method.weight_decay):
@@ -172,9 +160,6 @@ def _check_privacy(privacy: PrivacySettings, rounds: RoundsSettings) -> None:
     if privacy.dp_noise_bands is not None:
         with said_of("dp_noise_bands", privacy.dp_noise_bands):
             check_bands(privacy.dp_noise_bands, rounds.sampling)
-    if privacy.robust_rule is not None:
-        with said_of("robust_rule", privacy.robust_rule):
-            parse_rule(privacy.robust_rule)
     if privacy.secure_neighbours is not None:
         check_neighbours(privacy.secure_neighbours, "secure_neighbours")
     if privacy.attack is not None:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fedjax_lab.command.options import as_float, fits, format_options, in_words
+from fedjax_lab.command.options import OPTIONS, as_float, fits, format_options, in_words
 from fedjax_lab.machine.json_file import read_json
 
 _YAML_SUFFIXES = (".yaml", ".yml")
@@ -89,7 +89,7 @@ def convert(name: str, value: Any, hint: Any) -> Any:
     if value is None and types.NoneType in kinds:
         return None
     if typing.get_origin(hint) is tuple:
-        options = name.endswith("option")
+        options = name in OPTIONS.values()
         if isinstance(value, Mapping) and options:
             return format_options(value)
         if isinstance(value, (list, tuple)) and all(isinstance(text, str) for text in value):

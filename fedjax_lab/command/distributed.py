@@ -10,18 +10,12 @@ from typing import Any, NoReturn
 import jax
 
 from fedjax_lab.checks import check_int
-from fedjax_lab.command.commands import PROG, RunCommand
+from fedjax_lab.command.commands import OF_PROCESSES, PROG, RunCommand, flag_of
 
 LOST = 4  # the exit status of a process whose run another process has left
 _GRACE = 2.0  # seconds
 _LIMIT = "FEDJAX_LAB_JOIN_SECONDS"
 
-# setting: (flag, environment variable)
-_SETTINGS = {
-    "coordinator": ("--coordinator", "JAX_COORDINATOR_ADDRESS"),
-    "num_processes": ("--num-processes", "JAX_NUM_PROCESSES"),
-    "process_id": ("--process-id", "JAX_PROCESS_ID"),
-}
 _ADDRESS = re.compile(r"\S+:\d{1,5}")
 
 
@@ -36,12 +30,11 @@ def join(command: RunCommand) -> None:
         without ``distributed``.
       TypeError: a number has another type.
     """
-    given = {name: getattr(command, name) for name in _SETTINGS}
+    given = {name: getattr(command, name) for name in OF_PROCESSES}
     if not command.distributed:
         for name, value in given.items():
             if value is not None:
-                flag = _SETTINGS[name][0]
-                raise ValueError(f"{name} is {value!r}; {flag} requires --distributed.")
+                raise ValueError(f"{name} is {value!r}; {flag_of(name)} requires --distributed.")
         return
     found = {name: _found(name, value) for name, value in given.items()}
     _check(found)
@@ -62,8 +55,8 @@ def join(command: RunCommand) -> None:
         jax.distributed.initialize(address, count, place, initialization_timeout=seconds)
     except ValueError as error:
         missing = [
-            f"{flag} (or {variable})"
-            for name, (flag, variable) in _SETTINGS.items()
+            f"{flag_of(name)} (or {variable})"
+            for name, variable in OF_PROCESSES.items()
             if found[name] is None
         ]
         if not missing:
@@ -87,7 +80,7 @@ def leave() -> NoReturn:
 
 
 def _found(name: str, value: Any) -> Any:
-    variable = _SETTINGS[name][1]
+    variable = OF_PROCESSES[name]
     text = os.environ.get(variable)
     if value is not None or not text:
         return value

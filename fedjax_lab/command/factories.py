@@ -1,7 +1,7 @@
 """Methods, models and data sets by name: built-in, from installed packages, or custom code.
 
 ``package.module:name`` is imported, also from the current folder. Installed packages add names by
-entry points of the groups in ``ENTRY_POINTS``.
+entry points of the groups fedjax_lab.algorithms, fedjax_lab.models and fedjax_lab.datasets.
 """
 
 import ast
@@ -27,17 +27,9 @@ from fedjax_lab.data.sources import SCHEMES, TABLES
 from fedjax_lab.models import MODELS, Model, from_linen
 from fedjax_lab.storage.run_dir import CONFIG, read_config
 
-# Setting -> the group of entry points with more names for it.
-ENTRY_POINTS = {
-    "algorithm": "fedjax_lab.algorithms",
-    "model": "fedjax_lab.models",
-    "dataset": "fedjax_lab.datasets",
-}
-_BUILT_IN: dict[str, Mapping[str, Any]] = {
-    "algorithm": ALGORITHMS,
-    "model": MODELS,
-    "dataset": DATASETS,
-}
+# Setting -> its names in this package.
+_BUILT_IN: dict[str, Mapping[str, Any]]
+_BUILT_IN = {"algorithm": ALGORITHMS, "model": MODELS, "dataset": DATASETS}
 _LENGTH = 16  # hexadecimal digits of a hash
 
 
@@ -47,18 +39,15 @@ def is_own(setting: str, name: str) -> bool:
         return False
     if setting == "dataset" and name.partition(":")[0] in (*SCHEMES, *TABLES):
         return False
-    return _is_path(name) or name in offered(setting)
-
-
-def _is_path(name: str) -> bool:
-    module, colon, attribute = name.partition(":")
-    return bool(colon) and all(part.isidentifier() for part in (*module.split("."), attribute))
+    module, _, attribute = name.partition(":")
+    is_path = all(part.isidentifier() for part in (*module.split("."), attribute))
+    return is_path or name in offered(setting)
 
 
 @functools.cache
 def offered(setting: str) -> dict[str, metadata.EntryPoint]:
     """Return name -> entry point for the installed packages."""
-    return {point.name: point for point in metadata.entry_points(group=ENTRY_POINTS[setting])}
+    return {point.name: point for point in metadata.entry_points(group=f"fedjax_lab.{setting}s")}
 
 
 def check_known(setting: str, name: str, argument: str | None = None) -> None:
@@ -155,8 +144,10 @@ def sources(config: Any) -> dict[str, str]:
     same package (or, for a single file, from the same folder).
     """
     found: dict[str, str] = {}
-    for setting, name in config.settings().items():
-        if setting in ENTRY_POINTS and is_own(setting, name):
+    settings = config.settings()
+    for setting in _BUILT_IN:
+        name = settings[setting]
+        if is_own(setting, name):
             module = sys.modules[find(setting, name).__module__]
             found |= {
                 shown: hashlib.sha256(file.read_bytes()).hexdigest()[:_LENGTH]

@@ -13,8 +13,8 @@ from fedjax_lab.command.config import RunConfig
 
 Made = TypeVar("Made")
 
-# Settings on which a method does not depend.
-_OTHERS = ("run_dir", "seed", "init_seed", "partition", "partition_seed", "log", "profile_dir")
+# Recorded settings on which a method does not depend.
+_OTHERS = ("seed", "init_seed", "partition", "partition_seed")
 _last: dict[Any, Any] = {}  # at most one
 
 
@@ -25,10 +25,10 @@ def last_or_new(config: RunConfig, data: str, make: Callable[[], Made]) -> Made:
       config: the settings, resolved, without code of the user's own, which may change.
       make: function of nothing that makes whatever depends on the settings and the data alone.
     """
-    kept = config.settings()
+    kept = config.record()
     for name in _OTHERS:
         if name != "seed" or config.privacy.attack is None:  # attackers are drawn with the seed
-            del kept[name]
+            kept.pop(name, None)
     key = repr(sorted(kept.items())), data
     if key not in _last:
         made = make()

@@ -35,7 +35,7 @@ def algorithms(*, markdown: bool = False) -> str:
     entries = []
     for name in catalogue.SOURCES:
         factory, row = ALGORITHMS[name], catalogue.entry(name)
-        up, down, state = catalogue.traffic(row)
+        up, down, state = row.traffic
         unit = "d: size of the model" + (
             ", u: of its shared leaves, h: of the others" * (up == "u")
         )
@@ -55,7 +55,7 @@ def algorithms(*, markdown: bool = False) -> str:
 
 
 def published() -> str:
-    """List every method with a published code, and the settings of that code."""
+    """List the methods that --as-published knows, and how their codes run them."""
     head = (
         "--as-published runs these as their authors' code does; other flags and options override."
     )
@@ -68,14 +68,14 @@ def published() -> str:
 
 
 def compressors() -> str:
-    """List every compressor: spelling, arguments, bytes of its messages."""
+    """List the compressors: spelling, arguments, and the bytes of a message."""
     head = "--compressor and --downlink-compressor take these as text. d: numbers of the message."
     entries = [_entry(name, factory, *describe(name)) for name, factory in COMPRESSORS.items()]
     return "\n".join([head, *entries])
 
 
 def models() -> str:
-    """List every model with its options and their defaults."""
+    """List the models, with their options and defaults."""
     given = ("num_classes",)
     entries = [
         _entry(name, factory, f"options: {describe_options(defaults_of(factory, given)) or 'none'}")
@@ -85,7 +85,7 @@ def models() -> str:
 
 
 def datasets() -> str:
-    """List the data sets, those of installed packages last."""
+    """List the data sets."""
     rows = {**DATASETS, **TABLES}
     for name, where, function in describe_offered("dataset"):
         rows[name] = where if function is None else f"{_first_line(function)} ({where})"

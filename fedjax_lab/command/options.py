@@ -16,6 +16,8 @@ from fedjax_lab.command.factories import check_known, find, is_own
 from fedjax_lab.descriptions import format_value
 
 REQUIRED = inspect.Parameter.empty
+# Setting that names a function -> the setting of its options.
+OPTIONS = {"algorithm": "option", "model": "model_option", "dataset": "dataset_option"}
 _MAX_MEMORY = 100  # GradMA's own m
 # What clipping and weight decay act on -> the argument of a factory.
 CLIPS = {"gradient": "gradient_transform", "step": "step_transform"}
@@ -63,9 +65,8 @@ def parse_options_of(setting: str, name: str, texts: Iterable[str]) -> dict[str,
     Raises:
       ValueError: a text does not have the form name=value.
     """
-    argument = "option" if setting == "algorithm" else f"{setting}_option"
     texts = tuple(texts)
-    return parse_options(texts, argument, _of_text(setting, name) if texts else None)
+    return parse_options(texts, OPTIONS[setting], _of_text(setting, name) if texts else None)
 
 
 def _of_text(setting: str, name: str) -> dict[str, bool]:
@@ -202,7 +203,7 @@ def check_options(setting: str, name: str, given: Mapping[str, Any]) -> dict[str
       ValueError: an option is unknown, missing, of another type, or not finite.
     """
     is_method = setting == "algorithm"
-    owner, flag = (name, "option") if is_method else (f"the {setting} {name}", f"{setting}-option")
+    owner = name if is_method else f"the {setting} {name}"
     if setting == "dataset" and not is_own(setting, name):
         function, allowed = None, {}
     else:
@@ -222,6 +223,7 @@ def check_options(setting: str, name: str, given: Mapping[str, Any]) -> dict[str
             )
     for option, default in allowed.items():
         if default is REQUIRED and option not in given:
+            flag = OPTIONS[setting].replace("_", "-")
             raise ValueError(f"{owner} needs {option}: give --{flag} {option}=VALUE.")
     hints = {} if function is None else _hints(function)
     return {

@@ -33,7 +33,7 @@ from fedjax_lab.command.factories import (
 )
 from fedjax_lab.command.last_method import last_or_new
 from fedjax_lab.command.loading import load_divided
-from fedjax_lab.command.options import defaults_of, parse_options_of
+from fedjax_lab.command.options import defaults_of
 from fedjax_lab.command.schedules import depends_on_rounds
 from fedjax_lab.command.settings import DataSettings, said_of
 from fedjax_lab.command.table_data import TableData
@@ -330,7 +330,7 @@ def _warn_of_outliers(clients: data.FederatedArrays) -> None:
 
 
 def _model(config: RunConfig, outputs: int, kind: str) -> models.Model:
-    options = parse_options_of("model", config.model.model, config.model.model_option)
+    options = config.options()["model"]
     if kind == "numbers" or is_own("model", config.model.model):  # one output is enough
         model = build_model(config.model.model, outputs, options)
     else:

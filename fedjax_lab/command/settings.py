@@ -21,6 +21,9 @@ from fedjax_lab.checks import (
     check_number,
     check_share,
 )
+from fedjax_lab.clients.mapping import check_client_map
+from fedjax_lab.command.options import CLIPS
+from fedjax_lab.compressors import as_compressor
 from fedjax_lab.data import ClientTimes, Devices
 from fedjax_lab.data.cifar import LABELS
 from fedjax_lab.data.client_sampling import SAMPLINGS
@@ -32,6 +35,8 @@ from fedjax_lab.models import COMPUTE_DTYPES
 from fedjax_lab.round import ON_NONFINITE
 from fedjax_lab.simulation.loggers import LOGGERS
 from fedjax_lab.simulation.placement import CLIENT_STORES
+from fedjax_lab.storage.run_path import check_run_dir
+from fedjax_lab.wrappers.rules import parse_rule
 
 DEFAULT_TEST_SPLIT = "clients:0.2"
 # A partition of the command line alone: in Python, ids are an array.
@@ -46,7 +51,8 @@ class Facts(NamedTuple):
     """What the command line knows of a setting, besides its name, type, default and help.
 
     Attributes:
-      check: its range: function of name and value, of each value if it is a tuple. None: any.
+      check: its range: function of name and value, which raises an error; of each value if it is a
+        tuple. None: any.
       needs: name of a setting without which it must be None.
       is_varied: whether ``sweep`` and ``tune`` may vary it; its value may then be traced.
       is_recorded: whether config.json has it.
@@ -91,6 +97,11 @@ def one_of(choices: Iterable[str]) -> Any:
     return partial(check_choice, choices=tuple(choices))
 
 
+def form_of(check: Callable[[Any], Any]) -> Any:
+    """Return the range of what a function of the value alone accepts."""
+    return lambda name, value: check(value)
+
+
 def check_ranges(group: Any) -> None:
     """Check each setting of a group against its range.
 
@@ -101,7 +112,8 @@ def check_ranges(group: Any) -> None:
         value = getattr(group, name)
         if facts.check is not None and value is not None:
             for each in value if isinstance(value, tuple | list) else (value,):
-                facts.check(name, each)
+                with said_of(name, each):
+                    facts.check(name, each)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -138,17 +150,17 @@ class MethodSettings:
     """Weight decay, added after clipping. None: 0; with as_published, the published code's
     value."""
 
-    clip: str | None = None
+    clip: str | None = setting(None, one_of(CLIPS))
     """What clip_norm and weight_decay act on: gradient (of a mini-batch) or step (the whole
     direction of a local step). None: gradient; with as_published, the published code's choice."""
 
-    compressor: str | None = None
+    compressor: str | None = setting(None, as_compressor)
     """Compress the clients' messages, such as top_k:0.99, sign or top_k:0.9+qsgd:15."""
 
     error_feedback: bool = True
     """With a compressor: add the compression error to the client's next message."""
 
-    downlink_compressor: str | None = None
+    downlink_compressor: str | None = setting(None, as_compressor)
     """Compress the server's broadcast as well."""
 
 
@@ -379,7 +391,7 @@ class ClockSettings:
 class PrivacySettings:
     """Robust aggregation, differential privacy, secure aggregation and attacks."""
 
-    robust_rule: str | None = None
+    robust_rule: str | None = setting(None, form_of(parse_rule))
     """Robust aggregation, such as median or trimmed_mean:0.1."""
 
     dp_clip_norm: Annotated[float | None, tyro.conf.arg(aliases=("--dp-clip",))] = setting(
@@ -423,7 +435,9 @@ class PrivacySettings:
 class MachineSettings:
     """How the rounds are mapped onto devices."""
 
-    client_map: str = setting("auto", in_grid=False, ignored_by=("tune",))
+    client_map: str = setting(
+        "auto", form_of(check_client_map), in_grid=False, ignored_by=("tune",)
+    )
     """How clients are mapped onto devices: auto (the planner chooses), measure (time two plans and
     keep the faster one), scan, vmap, chunk:n, pmap, shard_map. In a sweep only auto, scan, vmap,
     chunk:n."""
@@ -441,7 +455,9 @@ class MachineSettings:
 class OutputSettings:
     """Files of the run."""
 
-    run_dir: str | None = setting(None, is_recorded=False, refused_by=("plan", "tune"))
+    run_dir: str | None = setting(
+        None, form_of(check_run_dir), is_recorded=False, refused_by=("plan", "tune")
+    )
     """Run directory; the same command resumes the run in it. Several runs: the folder of their
     directories. None: runs/ALGORITHM-DATASET-PARTITION-...-seedSEED, with the learning rates and
     options that are given; of a sweep: nothing is written."""
