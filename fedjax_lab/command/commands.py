@@ -12,7 +12,7 @@ import re
 import sys
 import textwrap
 from collections.abc import Callable, Mapping
-from typing import Annotated, Any, Literal, get_args, get_type_hints
+from typing import Annotated, Any, Literal, get_type_hints
 
 import tyro
 
@@ -27,6 +27,7 @@ from fedjax_lab.command.combinations import (
     read_runs,
 )
 from fedjax_lab.command.config import DEFAULTS, FACTS, GROUPS, HINTS, RunConfig
+from fedjax_lab.command.config_file import kinds_of
 from fedjax_lab.command.options import parse_options
 
 PROG = "fedjax-lab"
@@ -63,6 +64,8 @@ class _Configured(_Debug):
     config: str | None = None
     """YAML or JSON file with settings, or the config.json of a run; flags override it."""
 
+    settings: _InGroups
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Computing(_Configured, _Quiet):
@@ -92,8 +95,6 @@ class RunCommand(_Computing):
 
       fedjax-lab run --algorithm fedavg scaffold --partition iid dirichlet:0.1 --seeds 0 1 2
     """
-
-    settings: _InGroups
 
     lists: Annotated[tuple[tuple[str, tuple[Any, ...]], ...], *_NO_FLAG] = ()
 
@@ -125,8 +126,6 @@ class PlanCommand(_Configured):
     If the machine's compiler is installed, it gives the figures; this needs no accelerator.
     """
 
-    settings: _InGroups
-
     target: str = "here"
     """here, a chip (v4, v5e, v5p, v6e, a100, h100, h200), several of them (v5e:2x2, v4:2x2x1,
     h200:8), or cpu."""
@@ -139,8 +138,6 @@ class SweepCommand(_Searching):
     All runs share one partition, that of partition_seed (or seed), and the attackers of seed. With
     run_dir, the same command resumes.
     """
-
-    settings: _InGroups
 
     point: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
     """Values of a hyperparameter as name=value,value: client_lr, server_lr, clip_norm,
@@ -160,8 +157,6 @@ class TuneCommand(_Searching):
 
     All methods spend the same number of gradients; the test set is not read.
     """
-
-    settings: _InGroups
 
     methods: tuple[str, ...] = ()
     """Methods to tune; `--algorithm` takes several as well."""
@@ -421,7 +416,7 @@ def _flags_of(name: str, group: type) -> Any:
         if name in FACTS[setting].refused_by + FACTS[setting].ignored_by:
             hint = Annotated[hint, *_NO_FLAG]
         elif name == "run" and setting in LISTED:
-            kind = next(k for k in (*get_args(HINTS[setting]), HINTS[setting]) if k in _WORDS)
+            kind = next(k for k in kinds_of(HINTS[setting]) if k in _WORDS)
             several = tyro.conf.arg(metavar=f"{_WORDS[kind]} ...")
             about = getattr(hint, "__metadata__", ())
             values: Any = tuple[HINTS[setting], ...]  # type: ignore[valid-type]
