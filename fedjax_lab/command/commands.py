@@ -64,8 +64,6 @@ class _Configured(_Debug):
     config: str | None = None
     """YAML or JSON file with settings, or the config.json of a run; flags override it."""
 
-    settings: _InGroups
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Computing(_Configured, _Quiet):
@@ -95,6 +93,8 @@ class RunCommand(_Computing):
 
       fedjax-lab run --algorithm fedavg scaffold --partition iid dirichlet:0.1 --seeds 0 1 2
     """
+
+    settings: _InGroups
 
     lists: Annotated[tuple[tuple[str, tuple[Any, ...]], ...], *_NO_FLAG] = ()
 
@@ -126,6 +126,8 @@ class PlanCommand(_Configured):
     If the machine's compiler is installed, it gives the figures; this needs no accelerator.
     """
 
+    settings: _InGroups
+
     target: str = "here"
     """here, a chip (v4, v5e, v5p, v6e, a100, h100, h200), several of them (v5e:2x2, v4:2x2x1,
     h200:8), or cpu."""
@@ -138,6 +140,8 @@ class SweepCommand(_Searching):
     All runs share one partition, that of partition_seed (or seed), and the attackers of seed. With
     run_dir, the same command resumes.
     """
+
+    settings: _InGroups
 
     point: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
     """Values of a hyperparameter as name=value,value: client_lr, server_lr, clip_norm,
@@ -157,6 +161,8 @@ class TuneCommand(_Searching):
 
     All methods spend the same number of gradients; the test set is not read.
     """
+
+    settings: _InGroups
 
     methods: tuple[str, ...] = ()
     """Methods to tune; `--algorithm` takes several as well."""

@@ -15,7 +15,7 @@ from fedjax_lab.command.settings import (
     PrivacySettings,
     RoundsSettings,
     check_ranges,
-    facts_of,
+    facts_of_group,
     said_of,
 )
 from fedjax_lab.command.table_data import check_table
@@ -58,20 +58,14 @@ def _check_method(method: MethodSettings, rounds: int) -> None:
             "error_feedback is False and compressor None; it belongs to a compressor: omit it, or "
             "give one. For cfedavg, it is --option error_feedback=false."
         )
-    _check_clip(method)
-
-
-def _check_clip(method: MethodSettings) -> None:
-    """Check where clipping and weight decay act."""
-    clip = method.clip
-    if clip is None:
-        return
-    if method.as_published:
-        raise ValueError(f"clip is {clip!r}; with as_published, the published code decides that.")
-    if not (method.clip_norm or method.weight_decay):
+    if method.clip is not None and method.as_published:
         raise ValueError(
-            f"clip is {clip!r} without clip_norm or weight_decay; give one of them, which clip "
-            "applies to."
+            f"clip is {method.clip!r}; with as_published, the published code decides that."
+        )
+    if method.clip is not None and not (method.clip_norm or method.weight_decay):
+        raise ValueError(
+            f"clip is {method.clip!r} without clip_norm or weight_decay; give one of them, which "
+            "clip applies to."
         )
 
 
@@ -148,7 +142,7 @@ def _check_clients(data: DataSettings) -> None:
 
 def _check_privacy(privacy: PrivacySettings, rounds: RoundsSettings) -> None:
     """Check the settings of the wrappers, whose single ranges are checked."""
-    for name, facts in facts_of(privacy).items():
+    for name, facts in facts_of_group(privacy).items():
         value, needs = getattr(privacy, name), facts.needs
         if value is not None and needs is not None and getattr(privacy, needs) is None:
             raise ValueError(f"{name} is {value}; it requires {needs}.")

@@ -55,7 +55,8 @@ class Facts(NamedTuple):
         tuple. None: any.
       needs: name of a setting without which it must be None.
       is_varied: whether ``sweep`` and ``tune`` may vary it; its value may then be traced.
-      is_recorded: whether config.json has it.
+      is_recorded: whether config.json has it, so that a run that resumes must have the same value
+        (except of ``rounds``).
       in_grid: whether ``run`` takes several values of it, if it is recorded, and a word or number.
       refused_by: commands that do not use it and refuse a file with another value than the default.
       ignored_by: commands that do not use it, and whose results are the same for all its values.
@@ -75,7 +76,7 @@ def setting(default: Any, check: Callable[[str, Any], Any] | None = None, **fact
     return dataclasses.field(default=default, metadata={"facts": Facts(check, **facts)})
 
 
-def facts_of(group: Any) -> dict[str, Facts]:
+def facts_of_group(group: Any) -> dict[str, Facts]:
     """Return the facts of each setting of a group, or of its class."""
     return {field.name: field.metadata.get("facts", Facts()) for field in dataclasses.fields(group)}
 
@@ -108,7 +109,7 @@ def check_ranges(group: Any) -> None:
     Raises:
       ValueError, TypeError: a setting is out of range, or has another type.
     """
-    for name, facts in facts_of(group).items():
+    for name, facts in facts_of_group(group).items():
         value = getattr(group, name)
         if facts.check is not None and value is not None:
             for each in value if isinstance(value, tuple | list) else (value,):

@@ -1,5 +1,7 @@
 """Each command uses every setting of a run, or refuses it: by what it reads, and by its errors."""
 
+import inspect
+import re
 import sys
 from types import SimpleNamespace
 
@@ -8,8 +10,8 @@ import pytest
 
 from fedjax_lab.command import cli, runner, sweeping, tuning
 from fedjax_lab.command.client_scores import ClientTests
-from fedjax_lab.command.commands import parse
-from fedjax_lab.command.config import DEFAULTS, FACTS, RunConfig
+from fedjax_lab.command.commands import SweepCommand, parse
+from fedjax_lab.command.config import DEFAULTS, FACTS, VARIED, RunConfig
 from fedjax_lab.command.runner import build
 from fedjax_lab.simulation import plan as plan_module
 from fedjax_lab.simulation import sweep as sweep_module
@@ -152,6 +154,12 @@ def test_the_schedule_reaches_every_command(passed, tmp_path):
         dropped = RunConfig().schedule().keys() - passed[command].keys()
         # The rounds of a plan are in its method's schedule.
         assert dropped <= {*UNUSED[command], *(["rounds"] if command == "plan" else [])}
+
+
+def test_the_help_of_a_sweep_names_the_settings_that_it_varies():
+    about = inspect.getsource(SweepCommand)
+    names = re.search(r"name=value,value: (.*?), or a float option", about, re.DOTALL)
+    assert re.split(r",\s+", names[1]) == [*VARIED]
 
 
 def unused():
