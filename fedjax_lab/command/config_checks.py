@@ -47,6 +47,7 @@ def check_config(config: Any) -> None:
     _check_data(config.data)
     _check_clients(config.data)
     _check_method(config.method, config.rounds.rounds)
+    _check_needs(config)
     _check_privacy(config.privacy, config.rounds)
     _check_rounds(config.rounds, config.clock, config.data.num_clients)
 
@@ -140,12 +141,17 @@ def _check_clients(data: DataSettings) -> None:
         )
 
 
+def _check_needs(config: Any) -> None:
+    """Check that no setting lacks another one without which it means nothing."""
+    values = config.settings()
+    for group in vars(config).values():
+        for name, facts in facts_of_group(group).items():
+            if values[name] is not None and facts.needs and values[facts.needs] is None:
+                raise ValueError(f"{name} is {values[name]}; it requires {facts.needs}.")
+
+
 def _check_privacy(privacy: PrivacySettings, rounds: RoundsSettings) -> None:
     """Check the settings of the wrappers, whose single ranges are checked."""
-    for name, facts in facts_of_group(privacy).items():
-        value, needs = getattr(privacy, name), facts.needs
-        if value is not None and needs is not None and getattr(privacy, needs) is None:
-            raise ValueError(f"{name} is {value}; it requires {needs}.")
     if privacy.dp_noise_multiplier is not None and rounds.weights != "uniform":
         raise ValueError(
             f"weights is {rounds.weights!r} and dp_clip_norm {privacy.dp_clip_norm}; with "
