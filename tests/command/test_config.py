@@ -19,6 +19,7 @@ from fedjax_lab.command.options import (
 from fedjax_lab.command.runner import build, summarise_clients
 from fedjax_lab.data import Devices, Examples
 from fedjax_lab.data.cohort import Schedule
+from fedjax_lab.report import runs
 from tests.algorithms import problem as softmax
 from tests.federations import batch_of, distance_loss
 from tests.reference import problem as reference
@@ -124,6 +125,13 @@ def test_the_record_leaves_places_on_the_disk_out():
     assert set(config.record()) == set(OF_0_3.split())
     for name, value in (("sampling", "cyclic"), ("dp_delta", 0.1), ("lowering", "lax")):
         assert config.replace(**{name: value}).record() == {**CONFIG.record(), name: value}
+
+
+def test_what_a_report_knows_of_settings_is_so():
+    of_an_attack = {"attack_share", "attack_strength"}  # run_config has its text
+    assert set(runs.SETTINGS) - of_an_attack <= DEFAULTS.keys()
+    assert runs._DEFAULTS.items() <= DEFAULTS.items()
+    assert {*runs._NEEDS, *runs._NEEDS.values(), *runs._OF_TEXT} <= DEFAULTS.keys()
 
 
 @pytest.mark.parametrize(
