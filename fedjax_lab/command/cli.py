@@ -150,11 +150,9 @@ def plan_command(command: PlanCommand) -> int:
         setup.params,
         setup.clients,
         **schedule,
+        **config.machine.arguments(),
         target=target,
-        client_map=config.machine.client_map,
         on_nonfinite=config.rounds.on_nonfinite,
-        lowering=config.machine.lowering,
-        client_store=config.machine.client_store,
     )
     print_rows(found.rows())
     return 0

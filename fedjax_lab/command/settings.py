@@ -370,13 +370,8 @@ class ClockSettings:
     def devices(self) -> Devices | None:
         """Build the clients' devices; None if all clients take all steps and time is not
         simulated."""
-        devices = Devices(
-            min_local_steps=self.min_local_steps,
-            time_budget=self.time_budget,
-            step_time=self.step_time,
-            step_time_spread=self.step_time_spread,
-            dropout=self.dropout,
-        )
+        names = [field.name for field in dataclasses.fields(Devices) if field.name in vars(self)]
+        devices = Devices(**{name: getattr(self, name) for name in names})
         return None if devices == Devices() else devices
 
     def client_times(self) -> ClientTimes | None:
@@ -450,6 +445,10 @@ class MachineSettings:
     lowering: str = setting("auto", one_of(LOWERINGS), in_grid=False, ignored_by=_SEARCHES)
     """Form of the model's convolutions and poolings: auto (the fastest on this machine) or lax (as
     jax.lax computes them)."""
+
+    def arguments(self) -> dict[str, Any]:
+        """Return the arguments of ``simulate`` and ``plan``, which are called as the settings."""
+        return {name: getattr(self, name) for name in vars(self)}
 
 
 @dataclasses.dataclass(frozen=True)
