@@ -65,7 +65,7 @@ def list_runs(settings: RunConfig, lists: Lists, seeds: Sequence[int] = ()) -> l
     """
     check_lists(lists)
     methods = lists.get("algorithm", (settings.method.algorithm,))
-    check_options(settings.method.option, methods)
+    check_shared_options(settings.method.option, methods)
     # Runs that differ in the last names only share a traced method.
     names = sorted(lists, key=lambda name: name == "partition")
     parent, configs = settings.output.run_dir, []
@@ -144,7 +144,7 @@ def read_assignments(
     return found
 
 
-def check_options(texts: Sequence[str], methods: Sequence[str]) -> None:
+def check_shared_options(texts: Sequence[str], methods: Sequence[str]) -> None:
     """Check that all methods have the options that are given to all of them.
 
     Raises:

@@ -21,7 +21,7 @@ from fedjax_lab.command.combinations import (
     LISTED,
     Lists,
     check_lists,
-    check_options,
+    check_shared_options,
     options_of,
     read_assignments,
     read_runs,
@@ -475,7 +475,7 @@ def _check_varied(name: str, command: Any, file: RunConfig) -> None:
         flag, texts = "--point", command.point
     else:
         flag, texts, methods = "--space", command.space, command.methods or methods
-        check_options(command.settings.method.option, methods)
+        check_shared_options(command.settings.method.option, methods)
     said = read_assignments(flag[2:], texts, methods)
     varied = {method: {one.name for one in said if one.is_of(method)} for method in methods}
     varied_by_all = set.intersection(*varied.values())
