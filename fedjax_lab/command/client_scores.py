@@ -132,27 +132,32 @@ def _test_parts(
     return lambda: data.divide_like(clients, test, seed=config.partition_seed), None
 
 
-def score_on_training_data(
-    config: RunConfig,
-    algorithm: Algorithm,
-    count_fn: CountFn,
-    clients: data.FederatedArrays,
-    evaluate_clients: Callable[[Any], jax.Array],
-    result: SimulationResult,
-) -> np.ndarray:
-    """Score each client's model on its own training data, float [N].
+def score_result(config: RunConfig, setup: Any, result: SimulationResult) -> dict[str, Any]:
+    """Score the model of each client on its training data and tests, for summary.json.
 
-    NaN for a diverged run, and if the models are on the host.
+    Args:
+      setup: of ``runner.build``.
+      result: of its run.
     """
-    if result.stopped == "diverged":
+    scores = _on_training_data(config, setup, result)
+    found = summarise_clients(scores, getattr(setup.count_fn, "score", ACCURACY))
+    score_each = setup.client_tests.score_each
+    if score_each is not None and result.stopped != "diverged":
+        found |= score_each(result)
+    return found
+
+
+def _on_training_data(config: RunConfig, setup: Any, result: SimulationResult) -> np.ndarray:
+    """Score each client's model, float [N]; NaN of a diverged run, and of models on the host."""
+    algorithm, clients = setup.algorithm, setup.clients
+    is_on_host = algorithm.personal is not None and isinstance(result.state.clients, HostTable)
+    if result.stopped == "diverged" or is_on_host:
         return np.full(clients.num_clients, np.nan)
     if algorithm.personal is None:
-        return np.asarray(evaluate_clients(result.params), np.float64)
-    if isinstance(result.state.clients, HostTable):
-        return np.full(clients.num_clients, np.nan)
+        return np.asarray(setup.evaluate_clients(result.params), np.float64)
     models = client_models(algorithm, clients, config.rounds.batch_size, config.rounds.seed)
     score_clients = build_personal_evaluation(
-        count_fn, models, clients, lowering=config.machine.lowering
+        setup.count_fn, models, clients, lowering=config.machine.lowering
     )
     return np.asarray(score_clients(Processes.here().collected(result.state)), np.float64)
 

@@ -121,15 +121,15 @@ def _run_of_several(command: RunCommand, config: RunConfig, place: str) -> int:
     say(f"{place} {path.name}: ", end="")
     # Several processes may see different files.
     summary = None if Processes.here().is_multiprocess else finished_before(config)
-    if summary is None:
-        result = _run(command, config, progress=False)
-        rows, diverged, status = result.history, result.stopped == "diverged", status_of(result)
-        seconds = f", {result.seconds:.1f} s"
-    else:
-        rows, diverged = read_metrics(path / METRICS), summary["stopped"] == "diverged"
-        status, seconds = DIVERGED if diverged else 0, ", finished before"
-    say(("diverged" if diverged else last_score(rows)) + seconds)
-    return status if summary is not None else _status(result, config)
+    if summary is not None:
+        diverged = summary["stopped"] == "diverged"
+        score = "diverged" if diverged else last_score(read_metrics(path / METRICS))
+        say(f"{score}, finished before")
+        return DIVERGED if diverged else 0
+    result = _run(command, config, progress=False)
+    score = "diverged" if result.stopped == "diverged" else last_score(result.history)
+    say(f"{score}, {result.seconds:.1f} s")
+    return _status(result, config)
 
 
 def finished_before(config: RunConfig) -> dict[str, Any] | None:

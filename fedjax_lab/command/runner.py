@@ -15,13 +15,7 @@ import numpy as np
 from fedjax_lab import data, models
 from fedjax_lab.checks import warn
 from fedjax_lab.command.build import build_algorithm
-from fedjax_lab.command.client_scores import (
-    ACCURACY,
-    ClientTests,
-    build_client_tests,
-    score_on_training_data,
-    summarise_clients,
-)
+from fedjax_lab.command.client_scores import ClientTests, build_client_tests, score_result
 from fedjax_lab.command.config import RunConfig
 from fedjax_lab.command.config_checks import parse_attack
 from fedjax_lab.command.factories import (
@@ -386,16 +380,12 @@ def run(
     result = simulate_setup(config, setup, progress=progress, on_row=on_row)
     if result.interrupted and not result.history:
         return result  # nothing has been computed that could be scored
-    about = setup.algorithm, setup.count_fn, setup.clients, setup.evaluate_clients
-    scores = score_on_training_data(config, *about, result)
-    score_each = setup.client_tests.score_each
-    tested = score_each(result) if score_each and result.stopped != "diverged" else {}
+    scores = score_result(config, setup, result)
     if not Processes.here().is_first:
         return result
     path = _run_dir(config)
     summary = read_json(path / SUMMARY)
-    score = getattr(setup.count_fn, "score", ACCURACY)
-    write_json(path / SUMMARY, {**summary, **summarise_clients(scores, score), **tested})
+    write_json(path / SUMMARY, {**summary, **scores})
     write_json(path / PARTITION, describe_partition(setup.clients))
     return result
 

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from fedjax_lab.command.build import build_algorithm
+from fedjax_lab.command.client_scores import summarise_clients
 from fedjax_lab.command.commands import parse
 from fedjax_lab.command.config import DEFAULTS, RunConfig
 from fedjax_lab.command.config_file import format_settings, read_settings
@@ -16,7 +17,7 @@ from fedjax_lab.command.options import (
     parse_options,
     server_lr_of,
 )
-from fedjax_lab.command.runner import build, summarise_clients
+from fedjax_lab.command.runner import build
 from fedjax_lab.data import Devices, Examples
 from fedjax_lab.data.cohort import Schedule
 from fedjax_lab.report import runs
