@@ -118,11 +118,10 @@ def build(
       FileNotFoundError, ImportError: the data set, or what reads it, is not there.
     """
     config = config.resolve()
-    given = (
-        load_divided(config.data, config.partition_seed)
-        if examples is None
-        else TableData(*examples, None, None, None)
-    )
+    if examples is None:
+        given = load_divided(config.data, config.partition_seed)
+    else:
+        given = TableData(*examples, None, None, None)
     train, test = given.train, given.test
     kind = _kind_of(train)
     if kind == "numbers":
@@ -149,13 +148,17 @@ def build(
         if _kind_of(test) == "answers":  # every token counts alike, not every sequence
             total = models.answer_counts(model.apply, data.scored_per_row(test))
         evaluate = build_evaluation(total, test, evaluated, lowering=config.machine.lowering)
-        algorithm = build_algorithm(config, loss_fn, model, prepare)
-        return model, task, evaluate, algorithm if wrap is None else wrap(algorithm)
+
+        def vary(**changed: Any) -> Algorithm:
+            algorithm = build_algorithm(config, loss_fn, model, prepare, changed)
+            return algorithm if wrap is None else wrap(algorithm)
+
+        return model, task, evaluate, vary, vary()
 
     content = _hash(*train, *test)
     is_ours = wrap is None and not sources(config)
     made = last_or_new(config, content, of_no_seed) if is_ours else of_no_seed()
-    model, (first_x, prepare, loss_fn, count_fn), evaluate, algorithm = made
+    model, (first_x, prepare, loss_fn, count_fn), evaluate, vary, algorithm = made
     if is_ours:
         keep_chunks(algorithm)
 
@@ -169,10 +172,6 @@ def build(
         evaluate = with_recomputed_statistics(
             evaluate, model.apply, sample, lowering=config.machine.lowering
         )
-
-    def vary(**changed: Any) -> Algorithm:
-        algorithm = build_algorithm(config, loss_fn, model, prepare, changed)
-        return algorithm if wrap is None else wrap(algorithm)
 
     return Setup(
         algorithm,
