@@ -2,6 +2,7 @@
 
 import base64
 import html
+import importlib.resources
 import itertools
 import re
 from collections.abc import Sequence
@@ -14,61 +15,6 @@ _TYPES = {".png": "image/png", ".jpg": "image/jpeg", ".svg": "image/svg+xml"}
 _POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
 _LONG = 32  # characters of a table's cell that is broken into lines
 _CONTENTS = ("h2", "h3")  # in the table of contents
-_STYLE = """\
-:root { color-scheme: light dark; --text: #1c1e21; --quiet: #5c636b; --page: #ffffff;
-  --line: #d9dde1; --stripe: #f5f7f9; --link: #0b5cad; }
-@media (prefers-color-scheme: dark) {
-  :root { --text: #e4e6e8; --quiet: #a0a7ae; --page: #16181b; --line: #3a3f45;
-    --stripe: #1f2327; --link: #7db7f0; }
-}
-* { box-sizing: border-box; }
-body { margin: 0; background: var(--page); color: var(--text);
-  font: 16px/1.55 system-ui, -apple-system, "Segoe UI", "DejaVu Sans", sans-serif; }
-.page { max-width: 76rem; margin: 0 auto; padding: 1.5rem 1.25rem 4rem; }
-h1, h2, h3, h4 { line-height: 1.25; margin: 2.2em 0 0.6em; text-wrap: balance; }
-h1 { font-size: 1.9rem; margin-top: 0.5em; }
-h2 { font-size: 1.45rem; padding-top: 0.7em; border-top: 1px solid var(--line); }
-h3 { font-size: 1.15rem; }
-h4 { font-size: 1rem; }
-p, ul, ol, blockquote { max-width: 46rem; }
-p.image { max-width: none; margin: 1.4em 0 0.3em; }
-p.image + p { color: var(--quiet); font-size: 0.9rem; margin-top: 0; }
-a { color: var(--link); }
-img { max-width: 100%; height: auto; background: #ffffff; border-radius: 4px; padding: 6px;
-  border: 1px solid var(--line); }
-code { font: 0.9em ui-monospace, "DejaVu Sans Mono", monospace; background: var(--stripe);
-  padding: 0.1em 0.3em; border-radius: 3px; overflow-wrap: anywhere; }
-pre { overflow-x: auto; background: var(--stripe); padding: 0.8em 1em; border-radius: 4px; }
-pre code { padding: 0; background: none; overflow-wrap: normal; }
-blockquote { margin-left: 0; padding-left: 1em; border-left: 3px solid var(--line); }
-.table { overflow-x: auto; margin: 1em 0; }
-table { border-collapse: collapse; font-size: 0.9rem; font-variant-numeric: tabular-nums; }
-th, td { padding: 0.35em 0.8em; white-space: nowrap; text-align: left; vertical-align: top; }
-th { vertical-align: bottom; white-space: normal; min-width: 4.5rem;
-  border-bottom: 2px solid var(--line); }
-td { border-bottom: 1px solid var(--line); }
-th.text, td.text { white-space: normal; text-align: left !important; }
-td.text { min-width: 16rem; }
-tbody tr:nth-child(even) { background: var(--stripe); }
-nav { font-size: 0.9rem; margin: 1.2em 0; padding: 0.8em 1em; border: 1px solid var(--line);
-  border-radius: 4px; max-width: 46rem; }
-nav ul { list-style: none; margin: 0; padding: 0; }
-nav .h3 { padding-left: 1.2em; }
-nav a { text-decoration: none; }
-nav a:hover { text-decoration: underline; }
-@media print {
-  :root { --text: #000; --quiet: #444; --page: #fff; --line: #bbb; --stripe: #f4f4f4;
-    --link: #000; color-scheme: light; }
-  body { font-size: 10pt; }
-  .page { max-width: none; padding: 0; }
-  nav { display: none; }
-  .table { overflow: visible; }
-  table { font-size: 7.5pt; }
-  th, td { padding: 0.25em 0.45em; min-width: 0; }
-  img, tr { break-inside: avoid; }
-  h1, h2, h3, h4 { break-after: avoid; }
-}
-"""
 
 
 def html_page(markdown: str, folder: Path) -> str:
@@ -96,11 +42,12 @@ def html_page(markdown: str, folder: Path) -> str:
     place = body.find("<h2")
     navigation = _navigation(contents)
     body = body[:place] + navigation + body[place:] if place >= 0 else body
+    style = (importlib.resources.files("fedjax_lab.report") / "page.css").read_text("utf-8")
     return (
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{html.escape(title)}</title>\n<style>\n{_STYLE}</style>\n</head>\n"
+        f"<title>{html.escape(title)}</title>\n<style>\n{style}</style>\n</head>\n"
         f'<body>\n<main class="page">\n{body}</main>\n</body>\n</html>\n'
     )
 

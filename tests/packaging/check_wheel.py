@@ -27,7 +27,11 @@ ROOT = Path(__file__).parents[2]
 LEFT_OUT = shutil.ignore_patterns(
     ".git", ".venv", "runs", "build", "dist", "*.egg-info", "__pycache__", ".*_cache", ".hypothesis"
 )
-DATA_FILES = {"fedjax_lab/py.typed", "fedjax_lab/data/digits.npz"}
+DATA_FILES = {
+    "fedjax_lab/py.typed",
+    "fedjax_lab/data/digits.npz",
+    "fedjax_lab/report/page.css",
+}
 METADATA = {"METADATA", "WHEEL", "RECORD", "entry_points.txt", "top_level.txt", "licenses/LICENSE"}
 PYTHONS = ("3.11", "3.12", "3.13", "3.14")
 EXTRAS = "pretrained,privacy,report,safetensors,tables,tensorboard,wandb"
@@ -61,7 +65,7 @@ def build(folder: Path) -> Path:
 
 
 def check_content(wheel: Path, version: str) -> None:
-    """The package's modules, its two data files and the metadata, and nothing else."""
+    """The package's modules, its data files and the metadata, and nothing else."""
     modules = {str(p.relative_to(ROOT)) for p in (ROOT / "fedjax_lab").rglob("*.py")}
     metadata = {f"fedjax_lab-{version}.dist-info/{name}" for name in METADATA}
     expected = modules | DATA_FILES | metadata
