@@ -3,8 +3,9 @@
 import re
 
 Cells = list[list[str]]
-# What begins a link, an image, a tag, a formula or a mention, in some reader of Markdown.
-_ACTIVE = re.compile(r"[`*\[\]<>\\!&~$@]|://|www\.")
+# What begins a link, an image, a tag, a formula or a mention, in some reader of Markdown; and text
+# between underscores, which is in italics unless they stand within a word.
+_ACTIVE = re.compile(r"[`*\[\]<>\\!&~$@]|://|www\.|(?<!\w)_\S(.*\S)?_(?!\w)")
 
 
 def markdown_table(rows: Cells, *, text: bool = False) -> str:

@@ -65,6 +65,18 @@ def test_a_name_is_no_link_and_no_image(tmp_path, name):
     assert text.count("\n## ") == 3  # a part for each data set and partition
 
 
+@pytest.mark.parametrize("name", ["/tmp/_a_/b", "__init__", "x _y_ z", "runs/_old/x_", "a (_b_)"])
+def test_underscores_stay(name):
+    parser = MarkdownIt("commonmark")
+    assert re.sub("<[^>]*>", "", parser.renderInline(f"x {name} y")) != f"x {name} y"
+    assert re.sub("<[^>]*>", "", parser.renderInline(f"x {inert(name)} y")) == f"x {name} y"
+
+
+@pytest.mark.parametrize("name", ["client_lr", "_private", "name_", "a_b_c", "a__b__c", "2_3/4_5"])
+def test_underscores_within_words_need_no_code(name):
+    assert inert(name) == name
+
+
 @pytest.mark.slow
 def test_a_page_of_hostile_names_has_its_own_images_alone(tmp_path):
     for place, name in enumerate(name for name in HOSTILE if name.isprintable()):
