@@ -210,7 +210,7 @@ def _loss(cells: dict[tuple[str, str], Cell], sign: float, name: str) -> float:
 
 def _natural(text: str) -> list[Any]:
     """Return a key that orders numbers in texts by their values."""
-    parts = re.split(r"(\d+(?:\.\d+)?)", text)
+    parts = re.split(r"(\d+(?:\.\d+)?(?:e[+-]\d+)?)", text)
     return [(float(part), "") if place % 2 else (0.0, part) for place, part in enumerate(parts)]
 
 

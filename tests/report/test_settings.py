@@ -44,6 +44,14 @@ def grid(tmp_path):
     return tmp_path / "runs"
 
 
+def test_columns_are_in_the_order_of_their_numbers(tmp_path):
+    numbers = (1e-05, 0.0001, 0.1, 2, 10)
+    for number in reversed(numbers):
+        write_run(tmp_path / str(number), **partition(f"dirichlet:{number}"))
+    (pivot,) = pivots_of(sections_of(load_runs([tmp_path])), ("method", "partition"))
+    assert pivot.settings == [f"dirichlet:{number}" for number in numbers]
+
+
 def test_each_partition_is_a_section_with_a_ranking_and_a_target(grid):
     sections = sections_of(load_runs([grid]))
     titles = [f"digits, accuracy, 10 rounds, partition {spec}" for spec in GRID]
