@@ -6,13 +6,14 @@ from typing import Any
 
 import numpy as np
 
-from fedjax_lab.checks import check_number
+from fedjax_lab.checks import check_number, repeated
 from fedjax_lab.estimates import standard_errors
 from fedjax_lab.report.print_size import COLUMN, at_print_size
 from fedjax_lab.report.style import (
     FORMS,
     frame,
     legend,
+    literal,
     new_figure,
     plain_numbers,
     save,
@@ -51,8 +52,8 @@ def plot(
 
     Raises:
       TypeError: ``histories`` is not a mapping, or contains something other than rows.
-      ValueError: there is no history, no row has both names, ``width`` is not above 0, or ``path``
-        has another suffix.
+      ValueError: there is no history, no row has both names, two labels have the same text,
+        ``width`` is not above 0, or ``path`` has another suffix.
       ImportError: matplotlib is missing.
     """
     check_number("width", width, minimum=0.0, exclusive_minimum=True)
@@ -87,7 +88,7 @@ def _unit(name: str) -> float:
 
 
 def _title(name: str) -> str:
-    return name.replace("_", " ") + (" (MB)" if name.startswith("bytes_") else "")
+    return literal(name.replace("_", " ")) + (" (MB)" if name.startswith("bytes_") else "")
 
 
 def _set_ticks(axis: Any, values: np.ndarray, unit: float, characters: int) -> None:
@@ -111,6 +112,8 @@ def _by_label(histories: Any) -> dict[str, list[History]]:
         )
     if not histories:
         raise ValueError("histories is empty; it must have a label with a history.")
+    if (twice := repeated(map(str, histories))) is not None:
+        raise ValueError(f"histories has two labels with the text {twice!r}; they must differ.")
     found = {}
     for label, given in histories.items():
         seeds = [given] if len(given) and isinstance(given[0], Mapping) else list(given)

@@ -27,7 +27,7 @@ def search_figure(found: SearchResult) -> Any:
             empty.set_axis_off()
         for name, axes in zip(best, row, strict=False):
             ticks = ["validation score", literal(method)] if axes is row[0] else [""]
-            frame(axes, name, *ticks)
+            frame(axes, literal(name), *ticks)
             mean = sum(found.scores[method]) / len(found.scores[method])
             lines = _draw(axes, trials, name, ends, (best[name], mean))
     legend_of(figure, lines)

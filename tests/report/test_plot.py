@@ -57,6 +57,20 @@ def test_ticks_have_room_and_bytes_are_shown_in_megabytes(x, values, shown):
     assert all(a.x1 < b.x0 for a, b in itertools.pairwise(ends))
 
 
+def test_names_with_dollars_are_no_formulas(tmp_path):
+    name = r"$\frac$"
+    figure = report.plot(
+        {name: [{name: 1, "a $ b $": 0.5}]}, name, "a $ b $", path=tmp_path / "a.svg"
+    )
+    (axes,) = figure.axes
+    assert (axes.get_xlabel(), axes.get_ylabel()) == (r"\$\frac\$", r"a \$ b \$")
+
+
+def test_two_labels_with_one_text_are_refused():
+    with pytest.raises(ValueError, match=r"histories has two labels with the text '1'"):
+        report.plot({1: rows([0.1]), "1": rows([0.2])})
+
+
 def test_only_rounds_that_all_seeds_have_are_drawn():
     seeds = [rows([0.1, 0.4, 0.7]), rows([0.2, 0.8], rounds=(10, 30))]
     (line,) = report.plot({"a": seeds}).axes[0].lines

@@ -333,6 +333,19 @@ def test_trials_are_listed_and_drawn(tmp_path):
     assert [9.0, 0.02] in [point for line in axes.lines for point in line.get_xydata().tolist()]
 
 
+def test_a_hyperparameter_with_dollars_is_no_formula():
+    from fedjax_lab.report.search_figure import search_figure
+    from fedjax_lab.tuning.search_result import SearchResult, Trial
+
+    name = r"$\frac$"
+    found = SearchResult(
+        [Trial("a", {name: 0.1}, 0, 9, 0.5)], 9, "min", {"a": {name: Range(0.1, 9)}}
+    )
+    figure = search_figure(found)
+    figure.canvas.draw()
+    assert figure.axes[0].get_xlabel() == r"\$\frac\$"
+
+
 def test_a_space_is_filled_evenly():
     points = spread({"a": Range(1e-3, 1e1), "b": Values((1.0, 2.0, 3.0))}, 24, seed=0)
     logs = np.log10([point["a"] for point in points])
