@@ -52,6 +52,7 @@ COVERS = {
     "data/test_cohort": "data/client_sampling data/example_order data/sampler data/uniform",
     "data/test_devices": "data/clock",
     "data/test_times": "data/clock",
+    "data/test_federated": "data/partition_plot",
     "data/test_image_sets": "data/cifar data/emnist data/image_folder",
     "data/test_natural": "data/tables",
     "data/test_partition": "data/heterogeneity data/schemes",

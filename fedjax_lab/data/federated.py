@@ -21,13 +21,11 @@ from fedjax_lab.data.heterogeneity import (
     targets_of,
 )
 from fedjax_lab.data.partition import Partition, number_owners, split_indices
+from fedjax_lab.data.partition_plot import plot_partition
 from fedjax_lab.data.sources import Examples
-from fedjax_lab.machine.extras import imported
 from fedjax_lab.signatures import suggest_keywords
 
-# Largest numbers of clients and of names that are legible in a figure.
-_MAX_PLOTTED = 100
-_MAX_NAMED = 10
+_MOST_NAMED = 10  # clients in a summary
 
 
 @dataclasses.dataclass(frozen=True)
@@ -129,8 +127,8 @@ class FederatedArrays:
         """Summarise scheme, sizes, names and (with class labels) label skew in a few lines."""
         lines = [describe(labels_of(self.examples), self.host_partition())]
         if self.names is not None:
-            more = ", ..." if len(self.names) > _MAX_NAMED else ""
-            lines.append(f"names: {', '.join(self.names[:_MAX_NAMED])}{more}")
+            more = ", ..." if len(self.names) > _MOST_NAMED else ""
+            lines.append(f"names: {', '.join(self.names[:_MOST_NAMED])}{more}")
         size = sum(leaf.nbytes for leaf in jax.tree.leaves(self.examples))
         return "\n".join([*lines, f"on the device: {size / 2**20:,.1f} MiB"])
 
@@ -148,7 +146,9 @@ class FederatedArrays:
         Raises:
           ImportError: matplotlib is missing.
         """
-        figure = _draw(self)
+        measured = None if labels_of(self.examples) is None else self.heterogeneity()
+        sizes = np.asarray(self.sizes)
+        figure = plot_partition(self.partition.spec, sizes, measured, self.names)
         if path is not None:
             figure.savefig(path, dpi=150)
         return figure
@@ -301,56 +301,3 @@ def from_resident(
 def _put(array: Any) -> jax.Array:
     # A copy: on the CPU the device array may alias the host's, and a later write would show.
     return to_device("train", array, copy=True)
-
-
-def _draw(clients: FederatedArrays) -> Any:
-    figures = imported("matplotlib.figure", "plot needs matplotlib", "report")
-    sizes = np.asarray(clients.sizes)
-    if clients.num_clients > _MAX_PLOTTED:
-        by_size = np.argsort(sizes, kind="stable")
-        shown = by_size[np.linspace(0, len(sizes) - 1, _MAX_PLOTTED).round().astype(int)]
-        xlabel = f"client ({_MAX_PLOTTED} of {len(sizes):,}, in order of size)"
-    else:
-        shown = np.arange(len(sizes))
-        xlabel = "client"
-    measured = None if labels_of(clients.examples) is None else clients.heterogeneity()
-    title = (
-        f"{clients.partition.spec}: {len(sizes):,} clients, {sizes.min():,} to {sizes.max():,} "
-        f"examples (median {np.median(sizes):,.10g})"
-    )
-    figure = figures.Figure(figsize=(9, 3 if measured is None else 5), layout="constrained")
-    if measured is None:
-        top = bottom = figure.subplots()
-    else:
-        top, bottom = figure.subplots(2, 1, sharex=True, height_ratios=(1, 2.5))
-        title += f", label skew {measured.mean_tv_distance:.2f}"
-        _draw_shares(figure, bottom, measured.label_histogram[shown])
-    top.bar(np.arange(len(shown)), sizes[shown], width=0.9, color="#35608d")
-    top.set_ylabel("examples")
-    top.set_title(title, fontsize=11)
-    bottom.set_xlabel(xlabel)
-    if clients.num_clients > _MAX_PLOTTED:
-        bottom.set_xticks([])
-    elif clients.names is not None and len(clients.names) <= _MAX_NAMED:
-        bottom.set_xticks(np.arange(len(clients.names)), clients.names)
-    else:
-        bottom.locator_params(axis="x", integer=True)
-    for axes in (top, bottom):
-        axes.spines[["top", "right"]].set_visible(False)
-    return figure
-
-
-def _draw_shares(figure: Any, axes: Any, histogram: np.ndarray) -> None:
-    share = histogram / np.maximum(histogram.sum(1, keepdims=True), 1)
-    image = axes.imshow(
-        share.T,
-        aspect="auto",
-        origin="lower",
-        cmap="YlGnBu",
-        vmin=0,
-        vmax=1,
-        interpolation="nearest",
-    )
-    axes.set_ylabel("class")
-    axes.set_yticks(np.arange(0, share.shape[1], max(1, share.shape[1] // 10)))
-    figure.colorbar(image, ax=axes, label="share of the client's data", pad=0.01)

@@ -7,9 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from fedjax_lab.data.partition_plot import draw_shares, shown_clients
 from fedjax_lab.report.style import COLOURS, frame, new_figure
-
-_MOST = 100  # clients that can be told apart
 
 
 def partition_figure(histogram: Sequence[Sequence[int]] | np.ndarray) -> Any:
@@ -26,32 +25,19 @@ def partition_figure(histogram: Sequence[Sequence[int]] | np.ndarray) -> Any:
     counts = np.asarray(histogram, float)
     if counts.ndim != 2 or not counts.size:
         raise ValueError(f"histogram has shape {counts.shape}; it must be [N, C].")
-    num_clients, num_classes = counts.shape
-    xlabel = "client"
-    if num_clients > _MOST:
-        by_size = np.argsort(counts.sum(1), kind="stable")
-        counts = counts[by_size[np.linspace(0, num_clients - 1, _MOST).round().astype(int)]]
-        xlabel = f"client ({_MOST} of {num_clients:,}, in order of size)"
+    num_clients = len(counts)
+    shown, xlabel = shown_clients(counts.sum(1))
+    counts = counts[shown]
     width, height = 6.2, 3.6
     figure = new_figure(2 * width, height)
     left, right = figure.subplots(1, 2)
     _bubbles(left, counts, 72 * 0.85 * width, 72 * 0.7 * height)
-    shares = counts / np.maximum(counts.sum(1, keepdims=True), 1)
-    image = right.imshow(
-        shares.T,
-        aspect="auto",
-        origin="lower",
-        cmap="YlGnBu",
-        vmin=0,
-        vmax=max(shares.max(), 1e-9),
-        interpolation="nearest",
-    )
-    figure.colorbar(image, ax=right, label="share of the client's examples", pad=0.01)
+    draw_shares(right, counts, "share of the client's examples")
     largest = f"area: examples (largest {counts.max():,.0f})"
     for axes, above in ((left, largest), (right, "label shares")):
         frame(axes, xlabel, "class", above)
-        axes.set_yticks(np.arange(0, num_classes, max(1, num_classes // 10)))
-        if num_clients > _MOST:
+        axes.set_yticks(right.get_yticks())
+        if len(shown) < num_clients:
             axes.set_xticks([])
         else:
             axes.xaxis.get_major_locator().set_params(integer=True)

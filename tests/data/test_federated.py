@@ -89,6 +89,17 @@ def test_plot(tmp_path, num_clients, spec):
     np.testing.assert_allclose(image.T, histogram / histogram.sum(1, keepdims=True))
 
 
+def test_plot_shows_names_as_they_are(tmp_path):
+    pytest.importorskip("matplotlib")
+    names = ("a$b$c", r"$\frac$")  # the second is no formula
+    clients = data.from_clients({name: (train.x[:3], train.y[:3]) for name in names})
+    figure = clients.plot(tmp_path / "partition.svg")
+    ticks = figure.axes[1].get_xticklabels()
+    assert [(tick.get_text(), tick.get_parse_math()) for tick in ticks] == [
+        (name, False) for name in names
+    ]
+
+
 def test_plot_of_many_clients_shows_some(tmp_path):
     pytest.importorskip("matplotlib")
     many = data.synthetic.noise_images(20000, (1,), 10)
