@@ -34,7 +34,7 @@ from fedjax_lab.checks import check_choice, errors_about
 from fedjax_lab.data.cells import check_text
 from fedjax_lab.data.clients import from_clients
 from fedjax_lab.data.federated import FederatedArrays
-from fedjax_lab.data.files import not_utf8, read_parquet
+from fedjax_lab.data.files import open_text, read_parquet
 from fedjax_lab.data.packing import Sentence, pack
 from fedjax_lab.data.sources import Examples
 from fedjax_lab.machine.extras import imported
@@ -229,10 +229,8 @@ def _located(records: Records) -> Iterator[tuple[str, Any]]:
         rows = read_parquet("records", path).to_pylist()
         yield from ((f"{path}, row {number}", row) for number, row in enumerate(rows, start=1))
         return
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise not_utf8(path) from error
+    with open_text(path) as file:
+        text = file.read()
     if text.lstrip().startswith("["):
         parts = enumerate(_parsed(str(path), text), start=1)
         yield from ((f"{path}, record {number}", part) for number, part in parts)
@@ -254,14 +252,6 @@ def _parsed(where: str, text: str) -> Any:
 
 
 # --- tokens
-
-
-class _Part(NamedTuple):
-    """A part of a conversation: a content, or text of the template, which has special tokens."""
-
-    text: str
-    scored: bool = False
-    is_content: bool = False
 
 
 class _Encoder:
@@ -302,13 +292,12 @@ class _Encoder:
         text = ""
         is_scored: list[bool] = []  # of each character
         marks: list[bool] = []  # of each special token of the template
-        for part in self._parts(where, record):
-            written = part.text
-            if not part.is_content:
+        for written, scored, is_content in self._parts(where, record):
+            if not is_content:
                 written, count = self._with_stand_ins(written)
-                marks += [part.scored] * count
+                marks += [scored] * count
             text += written
-            is_scored += [part.scored] * len(written)
+            is_scored += [scored] * len(written)
         found = self._tokenizer.encode(text, add_special_tokens=False)
         # By their text: in a vocabulary with gaps, a new token may get the number of another. A
         # special token may include the white space beside it.
@@ -334,20 +323,20 @@ class _Encoder:
             raise ValueError(f"{where}: the assistant says nothing that is scored.")
         return Sentence(tokens, flags)
 
-    def _parts(self, where: str, record: Mapping[str, Any]) -> Iterator[_Part]:
-        """Yield the texts that the template consists of."""
-        template = self._template
-        yield _Part(template.start)
-        messages = _messages(where, record)
-        if isinstance(messages, str):
-            yield _Part(messages, scored=True, is_content=True)
-            yield _Part(template.end, scored=True)
-            return
-        for number, (role, content, scored) in enumerate(messages):
-            gap = template.gap if number else ""
-            yield _Part(gap + template.before.replace("{role}", role))
-            yield _Part(content.strip() if template.trim else content, scored, is_content=True)
-            yield _Part(template.end, scored)
+    def _parts(self, where: str, record: Mapping[str, Any]) -> Iterator[tuple[str, bool, bool]]:
+        """Yield the parts of a conversation: (text, whether it is scored, whether it is a content).
+
+        What is no content is text of the template, which may have special tokens.
+        """
+        template, gap = self._template, ""
+        yield template.start, False, False
+        for role, content, scored in _messages(where, record):
+            if role:
+                yield gap + template.before.replace("{role}", role), False, False
+                content = content.strip() if template.trim else content
+            yield content, scored, True
+            yield template.end, scored, False
+            gap = template.gap
 
     def _with_stand_ins(self, text: str) -> tuple[str, int]:
         """Replace special tokens of the template by stand-ins; also count them."""
@@ -407,13 +396,13 @@ def _copied(tokenizer: Any) -> Any:
 
 
 class _Message(NamedTuple):
-    role: str
+    role: str  # "" of plain text, which has no messages
     content: str
     scored: bool = False
 
 
-def _messages(where: str, record: Mapping[str, Any]) -> str | list[_Message]:
-    """Return a record's plain text, or its messages."""
+def _messages(where: str, record: Mapping[str, Any]) -> list[_Message]:
+    """Return a record's messages; plain text is one."""
     there = [name for name, value in record.items() if value is not None]
     if unread := [name for name in _UNREAD if not _is_empty(record.get(name))]:
         raise ValueError(
@@ -435,7 +424,7 @@ def _messages(where: str, record: Mapping[str, Any]) -> str | list[_Message]:
     elif "text" in there and not ({*there} & {name for pair in _PAIRS for name in pair}):
         if any(not _is_empty(record.get(name)) for name in _SYSTEM):
             raise ValueError(f"{where} has text and a system prompt; text has no messages.")
-        return _text(where, "text", record["text"])
+        return [_Message("", _text(where, "text", record["text"]), scored=True)]
     else:
         null = [f"{name} (null)" for name in record if name not in there]
         raise ValueError(

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from fedjax_lab.data.cells import INTEGER, NUMBER, Text
-from fedjax_lab.data.files import not_utf8
+from fedjax_lab.data.files import open_text
 from fedjax_lab.machine.extras import imported
 
 SEPARATORS = (",", "\t", ";", "|")
@@ -121,7 +121,7 @@ class CsvFile:
     def _rows(self, separator: str, strict: bool = True) -> Iterator[tuple[int, list[str]]]:
         """Yield (line where the row begins, cells)."""
         limit = csv.field_size_limit(sys.maxsize)
-        with self.path.open(encoding="utf-8-sig", newline="") as file:
+        with open_text(self.path, newline="") as file:
             reader: Any = csv.reader(file, delimiter=separator, strict=strict)
             line = 1
             try:
@@ -129,8 +129,6 @@ class CsvFile:
                     if cells:
                         yield line, cells
                     line = reader.line_num + 1
-            except UnicodeDecodeError as error:
-                raise not_utf8(self.path) from error
             except csv.Error as error:
                 raise ValueError(
                     f"{self.path}, the row that begins in line {line} is damaged: {error}. A quote "

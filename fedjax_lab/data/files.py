@@ -1,14 +1,15 @@
 """Files of NumPy (.npz), MNIST (IDX) and Parquet, with checks for damaged ones."""
 
+import contextlib
 import gzip
 import math
 import os
 import struct
 import zipfile
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import numpy as np
 
@@ -49,7 +50,24 @@ def read_idx_files(
     return arrays
 
 
-def not_utf8(path: Path) -> ValueError:
+@contextlib.contextmanager
+def open_text(path: Path, newline: str | None = None) -> Iterator[TextIO]:
+    """Open a UTF-8 file for reading; a byte order mark is left out.
+
+    Args:
+      newline: as of ``open``.
+
+    Raises:
+      ValueError: what is read in the context is not UTF-8.
+    """
+    with path.open(encoding="utf-8-sig", newline=newline) as file:
+        try:
+            yield file
+        except UnicodeDecodeError as error:
+            raise _not_utf8(path) from error
+
+
+def _not_utf8(path: Path) -> ValueError:
     """Build the error for a text file that is not UTF-8, with the line and what to do."""
     with path.open("rb") as file:
         if file.read(2) in (b"\xff\xfe", b"\xfe\xff"):

@@ -29,7 +29,7 @@ import numpy as np
 from fedjax_lab.checks import check_choice, errors_about
 from fedjax_lab.data.clients import from_clients
 from fedjax_lab.data.federated import FederatedArrays
-from fedjax_lab.data.files import not_utf8
+from fedjax_lab.data.files import open_text
 from fedjax_lab.data.natural import leaf_users, read_fedjax
 from fedjax_lab.data.plays import read_play
 from fedjax_lab.data.sources import Examples
@@ -269,10 +269,8 @@ def _roles_of_plays(
     counts: Counter[str] = Counter()
     characters: Counter[str] = Counter()
     for file in files:
-        try:
-            text = file.read_text(encoding="utf-8-sig")
-        except UnicodeDecodeError as error:
-            raise not_utf8(file) from error
+        with open_text(file) as opened:
+            text = opened.read()
         play = read_play(text)
         if play is None:
             counts["texts that are no plays"] += 1

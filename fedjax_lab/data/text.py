@@ -20,7 +20,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fedjax_lab.checks import check_choice, check_int
-from fedjax_lab.data.files import not_utf8
+from fedjax_lab.data.files import open_text
 
 UNKNOWN, END = "<unk>", "<eos>"
 TOKENS = ("words", "characters", "bytes")
@@ -175,11 +175,8 @@ def read_lines(path: Path) -> tuple[Iterator[str], Iterator[str] | None]:
 
 
 def _lines(path: Path) -> Iterator[str]:
-    with path.open(encoding="utf-8-sig") as file:
-        try:
-            yield from file
-        except UnicodeDecodeError as error:
-            raise not_utf8(path) from error
+    with open_text(path) as file:
+        yield from file
 
 
 def _sequences(numbers: np.ndarray, length: int) -> tuple[np.ndarray, np.ndarray]:

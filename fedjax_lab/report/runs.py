@@ -30,6 +30,12 @@ from fedjax_lab.storage.run_dir import (
 )
 
 LANDSCAPE, REPORT, RERUN = "landscape.json", "report.md", "rerun.json"
+# Files of folders without a run that a pattern such as runs/* matches, and what such a folder is.
+_NO_RUNS = {
+    RERUN: "repeats another run",
+    SWEEP: "has a sweep",
+    REPORT: "is the folder of a report",
+}
 DIVERGED = "diverged"
 # Names, or their beginnings, of what a run that diverged has none of.
 _SCORES = (
@@ -191,22 +197,16 @@ def load_runs(
             continue
         if not directory.is_dir():
             raise FileNotFoundError(f"there is no directory {directory}.")
-        if (directory / RERUN).exists():
-            passed_over.append(f"{directory} repeats another run")
-            continue
-        if (directory / SWEEP).exists():
-            passed_over.append(f"{directory} has a sweep")
-            continue
         found = _find(directory)
         if found != [directory]:
             found = [path for path in found if read_rows(path / METRICS) or _has_diverged(path)]
-        if not found and (directory / REPORT).exists():
-            passed_over.append(f"{directory} is the folder of a report")
-            continue
         if not found:
-            raise FileNotFoundError(
-                f"{directory} is no run directory and holds no run with an evaluation."
-            )
+            known = [words for name, words in _NO_RUNS.items() if (directory / name).exists()]
+            if not known:
+                raise FileNotFoundError(
+                    f"{directory} is no run directory and holds no run with an evaluation."
+                )
+            passed_over.append(f"{directory} {known[0]}")
         paths.update({path.resolve(): path for path in found})
     if not paths:
         found_instead = f": {', '.join(passed_over)}" if passed_over else ""
@@ -224,7 +224,7 @@ def _chosen(metric: str | None, mode: str) -> Score | None:
 def _find(directory: Path) -> list[Path]:
     found = []
     for folder, folders, files in os.walk(directory):
-        if SWEEP in files or CONFIG in files:
+        if not {CONFIG, RERUN, SWEEP}.isdisjoint(files):
             found += [] if RERUN in files or SWEEP in files else [Path(folder)]
             folders.clear()
         folders[:] = sorted(name for name in folders if name != CHECKPOINTS and name[0] != ".")
