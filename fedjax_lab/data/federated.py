@@ -228,7 +228,7 @@ def divide(
             f"num_clients is None; with spec {spec!r} it must be the number of clients, an integer."
             " Only an array of ids determines the number by itself."
         )
-    if not isinstance(spec, str) and (num_clients is None or np.asarray(spec).dtype.kind in "OUS"):
+    if not isinstance(spec, str) and (num_clients is None or np.asarray(spec).dtype.kind in "OUST"):
         names, spec = number_owners(spec, check_int("min_size", min_size, minimum=0))
         if num_clients not in (None, len(names)):
             raise ValueError(

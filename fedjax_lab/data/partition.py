@@ -196,7 +196,7 @@ def number_owners(
         text; bytes are no UTF-8; or a client has fewer than ``min_size`` examples.
     """
     array = np.asarray(owners)
-    if array.ndim == 1 and array.dtype == object:
+    if array.ndim == 1 and array.dtype.kind in "OT":
         for kind in (str, bytes, (int, np.integer)):
             if all(isinstance(owner, kind) and not isinstance(owner, bool) for owner in array):
                 array = np.array(array.tolist())

@@ -133,6 +133,19 @@ def test_owners_by_name():
         data.partition(train, owners, 5)
 
 
+def test_owners_in_numpys_own_text():
+    owners = np.array(["bob", "al", "cy"])[np.arange(300) % 3]
+    expected = data.partition(train, owners)
+    for num_clients in (None, 3):
+        clients = data.partition(train, owners.astype(np.dtypes.StringDType()), num_clients)
+        assert clients.names == expected.names
+        np.testing.assert_array_equal(clients.indices, expected.indices)
+    lacking = owners.astype(np.dtypes.StringDType(na_object=np.nan))
+    lacking[7] = np.nan
+    with pytest.raises(ValueError, match="all of them integers or all of them text"):
+        data.partition(train, lacking)
+
+
 @pytest.mark.parametrize(
     "y",
     [np.linspace(-1, 1, 300), -np.arange(300), np.zeros((300, 2, 2)), np.arange(300) * 10**6],
