@@ -286,7 +286,7 @@ class Schedule(NamedTuple):
         )
         has_empty_slots = SAMPLINGS[self.sampling].pads or times is not None
         participates = ids < clients.num_clients if has_empty_slots else None
-        num_steps = _planned(self, clients, work, ids)
+        num_steps = None if work.is_equal else _planned(self, clients, work, ids)
         seconds = None
         if devices is not None or times is not None:
             asked = self._asked(clients, work, keys.run, round, ids)
@@ -349,9 +349,7 @@ class Schedule(NamedTuple):
         ids: jax.Array,
     ) -> Asked:
         """Compute the local steps of clients."""
-        planned = _planned(self, clients, work, ids)
-        planned = jnp.asarray(work.num_steps if planned is None else planned, jnp.int32)
-        planned = steps = jnp.broadcast_to(planned, ids.shape)
+        planned = steps = _planned(self, clients, work, ids)
         known = ids if clients.numbers is None else clients.numbers[ids]
         if self.devices is not None:
             steps = steps_taken(self.devices, key, round, known, planned, work.num_steps)
@@ -560,12 +558,12 @@ def _work(schedule: Schedule, clients: FederatedArrays) -> _Work:
 
 def _planned(
     schedule: Schedule, clients: FederatedArrays, work: _Work, ids: jax.Array
-) -> jax.Array | None:
-    """Compute the local steps that the schedule asks for, int32 [S]; None: K for all."""
+) -> jax.Array:
+    """Compute the local steps that the schedule asks for, int32 [S]."""
     if clients.local_steps is not None:
         return clients.local_steps[ids]
     if work.is_equal:
-        return None
+        return jnp.full(ids.shape, work.num_steps, jnp.int32)
     passes = (clients.sizes[ids] + work.batch_size - 1) // work.batch_size
     return schedule.local_epochs * passes
 
