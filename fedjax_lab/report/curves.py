@@ -1,7 +1,7 @@
 """Figures of metrics over the rounds, with a line for each group of runs."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -173,16 +173,24 @@ def panels_note(shown: Sequence[Panel]) -> str:
 
 def common_curves(group: Group, x: Measure, y: Measure) -> tuple[np.ndarray, np.ndarray]:
     """Return (mean x [T], y [runs, T]) at the T rounds at which all runs were evaluated."""
-    common = set.intersection(*(set(run.values("round")) for run in group.runs))
-    points = [
-        [
-            (a, b)
-            for r, a, b in zip(run.values("round"), x.values(run), y.values(run), strict=True)
-            if r in common
-        ]
-        for run in group.runs
-    ]
-    values = np.asarray(points, float).reshape(len(points), len(common), 2)
+    curves = []
+    for run in group.runs:
+        points = zip(x.values(run), y.values(run), strict=True)
+        curves.append(dict(zip(run.values("round"), points, strict=True)))
+    return mean_curve(curves)
+
+
+def mean_curve(
+    curves: Sequence[Mapping[Any, tuple[float, float]]],
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return (mean x [T], y [curves, T]) at the T rounds that all curves have, in their order.
+
+    Args:
+      curves: (x, y) by the round.
+    """
+    shared = sorted(set.intersection(*map(set, curves)))
+    points = [[curve[round] for round in shared] for curve in curves]
+    values = np.asarray(points, float).reshape(len(curves), len(shared), 2)
     return values[..., 0].mean(0), values[..., 1]
 
 

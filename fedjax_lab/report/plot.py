@@ -8,6 +8,7 @@ import numpy as np
 
 from fedjax_lab.checks import check_number, repeated
 from fedjax_lab.estimates import standard_errors
+from fedjax_lab.report.curves import mean_curve
 from fedjax_lab.report.print_size import COLUMN, at_print_size
 from fedjax_lab.report.style import (
     FORMS,
@@ -144,11 +145,9 @@ def _curve(
             raise ValueError(
                 f"no row of histories[{label!r}] has both {x!r} and {y!r}; it has {names}."
             )
-    shared = sorted(set.intersection(*map(set, points)))
-    if not shared:
+    across, measured = mean_curve(points)
+    if not len(across):
         raise ValueError(f"the seeds of histories[{label!r}] have no {key} in common.")
-    values = np.asarray([[known[place] for place in shared] for known in points], float)
-    across, measured = values[..., 0].mean(0), values[..., 1]
     if len(seeds) == 1:
         return across, measured[0], None
     spread = measured.std(0, ddof=1) / np.sqrt(len(seeds))
