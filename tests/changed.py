@@ -81,7 +81,7 @@ COVERS = {
     "report/test_reading": "report/runs",
     "report/test_report": "report/statistics report/tables report/write",
     "report/test_sections": "report/csv_text report/formats",
-    "report/test_settings": "report/pivot",
+    "report/test_settings": "report/pivot report/settings_table",
     "simulation/test_client_constants": "clients/store simulation/placement",
     "simulation/test_labels": "models/label_checks",
     "simulation/test_longer": "simulation/identity simulation/run_log",

@@ -9,8 +9,9 @@ from collections.abc import Iterable, Sequence
 from fedjax_lab.estimates import Estimate, estimate
 from fedjax_lab.report.distribution import client_scores
 from fedjax_lab.report.pivot import METHOD, Pivot
-from fedjax_lab.report.runs import Group, show
+from fedjax_lab.report.runs import Group
 from fedjax_lab.report.sections import Section, runs_of, tail_of
+from fedjax_lab.report.settings import show
 from fedjax_lab.report.statistics import last
 from fedjax_lab.report.tables import measures, over_seeds
 

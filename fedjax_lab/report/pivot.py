@@ -10,24 +10,17 @@ from fedjax_lab.checks import check_choice
 from fedjax_lab.estimates import NOTHING, Estimate, estimate, format_estimate
 from fedjax_lab.markdown import Cells, inert, markdown_table, printable
 from fedjax_lab.report.paired import NOISE, compare_with_best
-from fedjax_lab.report.runs import (
-    Group,
-    Run,
+from fedjax_lab.report.runs import Group, Run
+from fedjax_lab.report.sections import Section, runs_of, score_of, setting_of, tail_of
+from fedjax_lab.report.settings import (
+    MODEL_OPTION,
+    SETTINGS,
     label_of,
     names_that_differ,
     parts_of,
     parts_that_differ,
     show,
     shown_parts,
-)
-from fedjax_lab.report.sections import (
-    MODEL_OPTION,
-    SETTINGS,
-    Section,
-    runs_of,
-    score_of,
-    setting_of,
-    tail_of,
 )
 from fedjax_lab.report.statistics import UNKNOWN, Score, number, reach
 from fedjax_lab.report.tables import (

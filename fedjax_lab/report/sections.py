@@ -12,15 +12,8 @@ from typing import Any, NamedTuple
 from fedjax_lab.checks import warn
 from fedjax_lab.clients.metrics import OWN_METRICS
 from fedjax_lab.markdown import printable
-from fedjax_lab.report.runs import (
-    MODEL_OPTION,
-    SETTINGS,
-    Group,
-    Run,
-    group_runs,
-    names_that_differ,
-    show,
-)
+from fedjax_lab.report.runs import Group, Run, group_runs
+from fedjax_lab.report.settings import MODEL_OPTION, SETTINGS, names_that_differ, show
 from fedjax_lab.report.statistics import (
     ACCURACY,
     ERROR,

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
 
 from fedjax_lab.estimates import (
     NOTHING,
@@ -16,7 +15,7 @@ from fedjax_lab.markdown import Cells, code, inert, markdown_table
 from fedjax_lab.qp.residuals import LARGEST_RESIDUAL, unsolved
 from fedjax_lab.report.distribution import spread_measures
 from fedjax_lab.report.paired import NOISE, behind_best
-from fedjax_lab.report.runs import Group, Run, chosen, common_settings, show
+from fedjax_lab.report.runs import Group, Run
 from fedjax_lab.report.sections import (
     Section,
     Tail,
@@ -25,6 +24,7 @@ from fedjax_lab.report.sections import (
     sections_of,
     tail_of,
 )
+from fedjax_lab.report.settings_table import settings_chapter
 from fedjax_lab.report.statistics import (
     ACCURACY,
     ERROR,
@@ -75,7 +75,6 @@ OVER_CLIENTS = (
 )
 _NOT_OF_SEEDS = ("best tenth", "variance")  # for which a terminal is too narrow
 _WITHOUT_HEADING = {"top (%)": "top accuracy (%)", "last (%)": "last accuracy (%)"}
-_COLUMNS = 3  # of names and values, side by side
 _GLOBAL = "global model, "  # before a column's name
 _EPSILON = "epsilon"
 _BY_GLOBAL_MODEL = (
@@ -362,7 +361,7 @@ def section_text(section: Section, target: float | None = None, level: int = 2) 
     parts = [*_scores(groups, mark), *_costs(groups, target, mark)]
     timing = "Rounds and their evaluations, compilation apart; means over the seeds."
     parts += [f"{mark} Time", timing, _shown(time_table(groups))]
-    parts += [f"{mark} Settings", *_settings(groups)]
+    parts += [f"{mark} Settings", *settings_chapter(groups)]
     parts += [f"{mark} Runs", _shown(run_table(groups))]
     return "\n\n".join(parts) + "\n"
 
@@ -461,43 +460,3 @@ def _unfinished(groups: Sequence[Group]) -> str:
 
 def _percent(fraction: float) -> str:
     return f"{100 * fraction:.10g} %"
-
-
-def _settings(groups: Sequence[Group]) -> list[str]:
-    """Format differing settings as a table with a row for each group, then common settings."""
-    common = common_settings(groups)
-    own = [
-        {name: value for name, value in group.runs[0].settings.items() if name not in common}
-        for group in groups
-    ]
-    common = chosen(common, groups[0].runs[0])
-    parts = []
-    if len(groups) > 1 and any(own):
-        rows = [[inert(g.label), _listed(values)] for g, values in zip(groups, own, strict=True)]
-        parts += [
-            "What differs:",
-            markdown_table([["method", "its own settings"], *rows], text=True),
-        ]
-    if common:
-        parts += ["Common to all:" if parts else "All of them:"]
-        parts += [markdown_table(_in_columns(common), text=True)]
-    versions = [run.config.get("versions", {}) for run in runs_of(groups)]
-    distinct = [v for i, v in enumerate(versions) if v not in versions[:i]]
-    if len(distinct) > 1:
-        parts.append("**The runs were made with different versions:**")
-    parts += [f"Versions: {_listed(v)}." for v in distinct if v]
-    return parts
-
-
-def _listed(values: dict[str, Any]) -> str:
-    shown = [f"{inert(name)} {code(show(value))}" for name, value in values.items()]
-    return ", ".join(shown) or NOTHING
-
-
-def _in_columns(values: dict[str, Any]) -> Cells:
-    """Format names and values in several columns, to be read downwards."""
-    cells = [[inert(name), code(show(value))] for name, value in sorted(values.items())]
-    height = -(-len(cells) // _COLUMNS)
-    cells += [["", ""]] * (-len(cells) % height)
-    rows = [[text for cell in cells[row::height] for text in cell] for row in range(height)]
-    return [["setting", "value"] * (len(cells) // height), *rows]
