@@ -48,7 +48,7 @@ COVERS = {
     "compressors/test_kernels": "compressors/base compressors/compose compressors/low_rank "
     "compressors/quantize compressors/sparsify",
     "compressors/test_wire": "compressors/sparsify",
-    "data/test_chats": "data/packing",
+    "data/test_chats": "data/conversations data/packing",
     "data/test_cohort": "data/client_sampling data/example_order data/sampler data/uniform",
     "data/test_devices": "data/clock",
     "data/test_times": "data/clock",

@@ -102,6 +102,13 @@ class Missing:
         return cell in marks or cell in self.marks
 
 
+def is_missing(value: Any) -> bool:
+    """Return True for None, NaN, and pandas' NA and NaT."""
+    if value is None or type(value).__name__ in ("NAType", "NaTType"):
+        return True
+    return isinstance(value, (float, np.floating)) and value != value
+
+
 def check_text(about: str, text: str) -> str:
     """Return ``text`` if it can be written as UTF-8; JSON's escapes may have half of a pair.
 

@@ -363,7 +363,7 @@ def _as_array(values: Any) -> np.ndarray:
 def _one_kind(about: str, array: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Convert objects to an array of text, truth values or numbers, and the rows without one."""
     flat = array.ravel()
-    lacks = np.fromiter(map(_is_missing, flat), bool, len(flat))
+    lacks = np.fromiter(map(cells.is_missing, flat), bool, len(flat))
     if lacks.any():
         if array.ndim > 1 or lacks.all():
             row = int(np.argwhere(lacks.reshape(array.shape))[0, 0])
@@ -382,10 +382,3 @@ def _one_kind(about: str, array: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         f"{about} has {', '.join(kinds)}; it must have only numbers, only truth values or only "
         "text."
     )
-
-
-def _is_missing(value: Any) -> bool:
-    """Return True for None, NaN, and pandas' NA and NaT."""
-    if value is None or type(value).__name__ in ("NAType", "NaTType"):
-        return True
-    return isinstance(value, (float, np.floating)) and value != value

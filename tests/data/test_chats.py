@@ -137,6 +137,31 @@ def test_clients_by_a_column(tmp_path):
     assert (eve, bob) == ("bc<|im_end|>g<|im_end|>", "e<|im_end|>")
 
 
+def test_a_data_frame_has_nan_where_a_field_is_missing():
+    """The rows of a frame give what the records give of which it was made."""
+    pandas = pytest.importorskip("pandas")
+    records = [
+        {"user": "a", "instruction": "add", "input": "1 2", "output": "3", "images": []},
+        {"user": "b", "instruction": "greet", "output": "hi", "system": "be kind"},
+        {"user": "b", "prompt": "x", "response": "y"},
+        {
+            "user": "a",
+            "messages": [{"role": "user", "content": "q"}, {"from": "gpt", "value": "r"}],
+        },
+        {"user": "c", "text": "plain"},
+    ]
+    rows = pandas.DataFrame(records).to_dict("records")
+    assert any(value != value for value in rows[1].values())
+    expected = data.from_chats(records, letters(), client="user", length=200)
+    found = data.from_chats(rows, letters(), client="user", length=200)
+    assert found.names == expected.names
+    jax.tree.map(np.testing.assert_array_equal, found.examples, expected.examples)
+    with pytest.raises(
+        ValueError, match=r"records\[0\] has \['text \(null\)', 'user'\]; it must have"
+    ):
+        data.pack_chats([{"user": "a", "text": float("nan")}], letters(), length=9)
+
+
 def test_files_of_one_array_and_of_lines_are_the_same(tmp_path):
     records = [{"prompt": word, "completion": "bc", "user": word} for word in ("a", "d")]
     lines = "\n".join(map(json.dumps, records))
