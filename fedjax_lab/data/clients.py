@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import jax
 import numpy as np
 
-from fedjax_lab.checks import check_int, check_share, repeated
+from fedjax_lab.checks import LARGEST_INT, check_int, check_share, repeated
 from fedjax_lab.data.cells import check_text
 from fedjax_lab.data.dtypes import common_length, native, stored_dtype, to_native
 from fedjax_lab.data.federated import FederatedArrays, as_examples, from_partition
@@ -23,7 +23,6 @@ from fedjax_lab.signatures import suggest_keywords
 from fedjax_lab.types import PyTree
 
 Clients = TypeVar("Clients", FederatedArrays, FederatedStream)
-_MOST_EXAMPLES = np.iinfo(np.int32).max
 
 
 @suggest_keywords
@@ -67,7 +66,7 @@ def from_clients(clients: Mapping[Any, PyTree], *, min_size: int = 1) -> Federat
         check_text("clients has an id that", name)
     trees = [jax.tree.map(np.asanyarray, as_examples(value)) for value in clients.values()]
     sizes = [_size(name, tree, min_size) for name, tree in zip(names, trees, strict=True)]
-    count = check_int("number of examples", sum(sizes), minimum=1, maximum=_MOST_EXAMPLES)
+    count = check_int("number of examples", sum(sizes), minimum=1, maximum=LARGEST_INT)
     first = sizes.index(next(filter(None, sizes)))
     for name, tree, size in zip(names, trees, sizes, strict=True):
         _check_alike(name, tree, names[first], trees[first], is_empty=not size)

