@@ -26,6 +26,7 @@ import numpy as np
 
 from fedjax_lab.data.cells import check_text, is_missing
 from fedjax_lab.data.files import open_text, read_parquet
+from fedjax_lab.machine.json_file import distinct
 
 Records = str | Path | Iterable[Mapping[str, Any]]
 ROLES = {
@@ -107,7 +108,7 @@ def _located(records: Records) -> Iterator[tuple[str, Any]]:
 
 def _parsed(where: str, text: str) -> Any:
     try:
-        return json.loads(text)
+        return json.loads(text, object_pairs_hook=distinct)
     except (ValueError, RecursionError) as error:
         raise ValueError(
             f"{where}: no JSON: {error}. Each line must be a JSON object, or the file one array of "

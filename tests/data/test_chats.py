@@ -401,6 +401,7 @@ def test_files_that_are_none(tmp_path):
         (b"[1]", "record 1 is a int; it must be an object"),
         (b'[{"text": "a"}, {"text": null}]', r"record 2 has \['text \(null\)'\]"),
         (b'[{"text": "a"}', r"a\.jsonl: no JSON"),
+        (b'{"prompt": "a", "completion": "b", "completion": "c"}', "'completion' is given twice"),
         (b"\xff\n", "no UTF-8 text: line 1"),
         (b"[" * 100_000, r"a\.jsonl: no JSON"),
     ):
