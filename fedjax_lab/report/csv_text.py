@@ -12,8 +12,7 @@ from fedjax_lab.report.pivot import METHOD, Pivot
 from fedjax_lab.report.runs import Group
 from fedjax_lab.report.sections import Section, runs_of, tail_of
 from fedjax_lab.report.settings import show
-from fedjax_lab.report.statistics import last
-from fedjax_lab.report.tables import measures, over_seeds
+from fedjax_lab.report.tables import measures
 
 _ABOUT = ("method", "settings", "dataset", "rounds")  # columns of ``_about``
 # Columns of metrics.jsonl whose last values are also lines of the CSV.
@@ -38,9 +37,9 @@ def runs_csv(sections: Sequence[Section]) -> str:
         columns = measures(runs, tail_of(runs)._replace(name="mean of the last tenth"))
         for group in section.groups:
             about = _about(section, group)
-            lines += [(about, name, over_seeds(group, f)) for name, f in columns.items()]
+            lines += [(about, name, group.over_seeds(f)) for name, f in columns.items()]
             for name in _LAST:
-                found = estimate([last(run.values(name)) for run in group.runs])
+                found = estimate([run.last(name) for run in group.runs])
                 lines.append((about, name, found))
     return estimates_csv(_ABOUT, lines)
 

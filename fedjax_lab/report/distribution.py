@@ -9,7 +9,7 @@ import numpy as np
 from fedjax_lab.report.curves import shows_single_runs
 from fedjax_lab.report.runs import Group, Run
 from fedjax_lab.report.sections import runs_of, score_of
-from fedjax_lab.report.statistics import OWN, Score, last, mean, number
+from fedjax_lab.report.statistics import OWN, Score, mean, number
 from fedjax_lab.report.style import frame, legend, new_figure, styles_of
 
 _TENTH = 10
@@ -76,7 +76,7 @@ def spread_measures(runs: Iterable[Run]) -> dict[str, Callable[[Run], float]]:
         return mean(scores[: -(-len(scores) // _TENTH)].tolist())
 
     def worst(run: Run) -> float:
-        return tenth(ordered(run)) if client_scores(run) else score.scale * last(run.values(in_row))
+        return tenth(ordered(run)) if client_scores(run) else score.scale * run.last(in_row)
 
     def variance(run: Run) -> float:
         return float(ordered(run).var()) if client_scores(run) else math.nan

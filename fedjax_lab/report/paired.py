@@ -68,7 +68,7 @@ def _p_value(found: Estimate) -> float:
 
 def best_group(groups: Sequence[Group], measure: Callable[[Run], float]) -> Group | None:
     """Return the group with the highest mean; None if no mean is a number."""
-    means = [estimate([measure(run) for run in group.runs]).mean for group in groups]
+    means = [group.over_seeds(measure).mean for group in groups]
     ranked = [-math.inf if math.isnan(mean) else mean for mean in means]
     return groups[ranked.index(max(ranked))] if max(ranked, default=-math.inf) > -math.inf else None
 

@@ -211,22 +211,21 @@ def _cells(section: Section, score: Score, target: float | None) -> list[Cell]:
     """Return the cell of each group; groups are compared with the best one of the section."""
     tail = tail_of(runs_of(section.groups))
 
-    def measure(run: Run) -> float:
-        return score.sign * score.scale * tail.mean(run, score.name)
+    def value(run: Run) -> float:
+        return score.scale * tail.mean(run, score.name)
 
     if target is None or not score.is_accuracy:
         target = default_target(section.groups, score)
-    leader, differences = compare_with_best(section.groups, measure)
+    leader, differences = compare_with_best(section.groups, lambda run: score.sign * value(run))
     found = []
     for group, difference in zip(section.groups, differences, strict=True):
         tied = difference is not None and difference.within_noise
         mark = "best" if group is leader else "tie" if tied else ""
-        shown = estimate([score.sign * measure(run) for run in group.runs])
         reached = [reach(run.rows, target, score.name) for run in group.runs]
         rounds = estimate([math.nan if row is None else number(row["round"]) for row in reached])
         count = sum(row is not None for row in reached)
         unsolved = any(map(worst_residual, group.runs))
-        found.append(Cell(shown, mark, rounds, target, count, unsolved))
+        found.append(Cell(group.over_seeds(value), mark, rounds, target, count, unsolved))
     return found
 
 

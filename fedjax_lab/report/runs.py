@@ -2,12 +2,13 @@
 
 import json
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedjax_lab.checks import check_choice
 from fedjax_lab.data.partition import PARTITIONS
+from fedjax_lab.estimates import Estimate, estimate
 from fedjax_lab.report.reading import (
     read_landscape,
     read_partition,
@@ -103,12 +104,12 @@ class Run(NamedTuple):
     @property
     def seconds(self) -> float:
         """Seconds of rounds and evaluation; NaN if unknown."""
-        return number(self.rows[-1].get("seconds"))
+        return self.last("seconds")
 
     @property
     def compile_seconds(self) -> float:
         """Seconds of compilation; NaN if unknown."""
-        return number(self.rows[-1].get("compile_seconds"))
+        return self.last("compile_seconds")
 
     def values(self, name: str) -> list[float]:
         """Return a metric of all rows; NaN if it is null or missing.
@@ -117,6 +118,14 @@ class Run(NamedTuple):
           name: of the metric.
         """
         return [number(row.get(name)) for row in self.rows]
+
+    def last(self, name: str) -> float:
+        """Return a metric of the last row; NaN if it is null or missing.
+
+        Args:
+          name: of the metric.
+        """
+        return number(self.rows[-1].get(name))
 
 
 class Group(NamedTuple):
@@ -132,6 +141,14 @@ class Group(NamedTuple):
     label: str
     runs: list[Run]
     differs: str
+
+    def over_seeds(self, value: Callable[[Run], float]) -> Estimate:
+        """Estimate a number of the runs, with its interval over the seeds.
+
+        Args:
+          value: the number of a run.
+        """
+        return estimate(list(map(value, self.runs)))
 
 
 def load_runs(

@@ -1,4 +1,4 @@
-"""Scores of runs, and statistics of one: last, best or mean value, and when it reaches a target."""
+"""Scores of runs, and statistics of one: best or mean value, and when it reaches a target."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -68,11 +68,6 @@ UNKNOWN = Score("", "")  # of runs that have none
 def number(value: Any) -> float:
     """Convert a JSON number to a float; null and a missing value are NaN."""
     return math.nan if value is None else float(value)
-
-
-def last(values: Sequence[float]) -> float:
-    """Return the last value."""
-    return values[-1]
 
 
 def best(values: Sequence[float]) -> float:

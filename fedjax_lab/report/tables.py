@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from fedjax_lab.estimates import (
     NOTHING,
-    Estimate,
     digits_of,
     digits_of_amount,
     estimate,
@@ -32,7 +31,6 @@ from fedjax_lab.report.statistics import (
     PERPLEXITY,
     Score,
     best,
-    last,
     lowest,
     number,
     reach,
@@ -96,13 +94,8 @@ def default_target(groups: Iterable[Group], score: Score | None = None) -> float
     score = score or score_of(runs_of(groups))
     if not score.is_accuracy:
         return math.nan
-    means = [over_seeds(group, lambda run: best(run.values(score.name))).mean for group in groups]
+    means = [group.over_seeds(lambda run: best(run.values(score.name))).mean for group in groups]
     return math.floor(950 * best(means)) / 1000 if not math.isnan(best(means)) else math.nan
-
-
-def over_seeds(group: Group, value: Callable[[Run], float]) -> Estimate:
-    """Estimate a number of the runs, with its interval over seeds."""
-    return estimate([value(run) for run in group.runs])
 
 
 def top(run: Run) -> float:
@@ -193,13 +186,13 @@ def measures(runs: Iterable[Run], tail: Tail) -> dict[str, Callable[[Run], float
         columns[f"own models, {tail.name}{unit}"] = lambda run: (
             score.scale * tail.mean(run, score.name)
         )
-        columns[f"own models{unit}"] = lambda run: score.scale * last(run.values(score.name))
+        columns[f"own models{unit}"] = lambda run: score.scale * run.last(score.name)
     if score.is_accuracy:
         columns[f"{before}top (%)"] = lambda run: 100 * top(run)
-        columns[f"{before}last (%)"] = lambda run: 100 * last(run.values(name))
+        columns[f"{before}last (%)"] = lambda run: 100 * run.last(name)
     elif score.metric:
         extreme, words = (lowest, "lowest") if score.sign < 0 else (best, "highest")
-        columns[f"{before}last {score.words}"] = lambda run: last(run.values(name))
+        columns[f"{before}last {score.words}"] = lambda run: run.last(name)
         columns[f"{before}{words} {score.words}"] = lambda run: extreme(run.values(name))
     if score.metric:
         columns[f"{before}{tail.name}{unit}"] = lambda run: score.scale * tail.mean(run, name)
@@ -210,7 +203,7 @@ def measures(runs: Iterable[Run], tail: Tail) -> dict[str, Callable[[Run], float
     if score.metric == PERPLEXITY:
         columns["lowest perplexity"] = lambda run: lowest(run.values(PERPLEXITY))
     if any(_EPSILON in run.rows[-1] for run in runs):
-        columns[_EPSILON] = lambda run: last(run.values(_EPSILON))
+        columns[_EPSILON] = lambda run: run.last(_EPSILON)
     return columns
 
 
@@ -270,9 +263,9 @@ def time_table(groups: Sequence[Group]) -> Cells:
     def row(group: Group) -> list[str]:
         # No interval: a program that was compiled before comes from a cache, all or nothing.
         means = [
-            over_seeds(group, lambda run: run.compile_seconds),
-            over_seeds(group, lambda run: run.seconds),
-            over_seeds(group, _rounds_per_second),
+            group.over_seeds(lambda run: run.compile_seconds),
+            group.over_seeds(lambda run: run.seconds),
+            group.over_seeds(_rounds_per_second),
         ]
         shown = [m._replace(half_width=None) for m in means]
         return [group.label, *(format_estimate(m, digits_of_amount(m.mean)) for m in shown)]
@@ -289,7 +282,7 @@ def run_table(groups: Sequence[Group]) -> Cells:
     score = score_of(runs_of(groups))
 
     def last_score(run: Run) -> float:
-        return score.scale * last(run.values(score.name))
+        return score.scale * run.last(score.name)
 
     column = f"{'own models, ' * score.is_own}{score.words}{score.unit}"
     head = ["run", "method", "seed", "partition", "rounds", *([column] if score.metric else [])]

@@ -17,7 +17,7 @@ from fedjax_lab.report import (
     summary_table,
     write_report,
 )
-from fedjax_lab.report.statistics import best, last, reach
+from fedjax_lab.report.statistics import best, reach
 from fedjax_lab.report.tables import (
     accuracy_table,
     run_table,
@@ -64,10 +64,15 @@ def test_one_value_has_no_interval():
 
 
 def test_numbers_of_a_curve():
-    assert last(CURVE) == 0.94
     assert best(CURVE) == 0.95
     assert best([math.nan, 0.3]) == 0.3
     assert math.isnan(best([math.nan]))
+
+
+def test_the_last_value_of_a_run(tmp_path):
+    (run,) = load_runs([write_run(tmp_path / "run")])
+    assert (run.last("accuracy"), run.last("seconds")) == (0.94, 6.0)
+    assert math.isnan(run.last("nothing"))
 
 
 def test_the_first_row_at_the_target_counts():
