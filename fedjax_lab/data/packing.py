@@ -12,6 +12,7 @@ import numpy as np
 from fedjax_lab.checks import LARGEST_INT, check_choice, check_int
 from fedjax_lab.data.federated import FederatedArrays
 from fedjax_lab.data.sources import Examples
+from fedjax_lab.data.streams import FederatedStream
 from fedjax_lab.signatures import suggest_keywords
 
 NOT_SCORED = -1
@@ -130,7 +131,7 @@ def _checked(
     return [cut] if too_long == "cut" and cut[1][1:].any() else []
 
 
-def scored_per_row(examples: Examples | FederatedArrays) -> float:
+def scored_per_row(examples: Examples | FederatedArrays | FederatedStream) -> float:
     """Compute the average number of scored tokens of a row.
 
     With this value as ``tokens_per_row``, the mean of a loss over rows is the mean over tokens.
@@ -139,7 +140,9 @@ def scored_per_row(examples: Examples | FederatedArrays) -> float:
       examples: result of ``pack``; or clients with such examples, of which the rows that some
         client has count. Parts of a split share their examples, but not these rows.
     """
-    if isinstance(examples, FederatedArrays):
+    if isinstance(examples, FederatedStream):
+        y = np.asarray(examples.examples.targets)[np.asarray(examples.indices)]
+    elif isinstance(examples, FederatedArrays):
         y = np.asarray(examples.examples.y)[np.asarray(examples.indices)]
     else:
         y = np.asarray(examples.y)

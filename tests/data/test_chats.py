@@ -248,7 +248,8 @@ def test_packing_keeps_every_sequence_once():
     assert len(packed.y) <= 1.15 * places / 32
     flags = sum(f[1:].sum() for _, f in sequences)
     assert data.scored_per_row(packed) == pytest.approx(flags / len(packed.y))
-    for part in data.split_clients(data.partition(packed, "iid", 4), 1):
+    streamed = data.split_clients(data.stream(packed, "iid", 4, memory=10**6), 1)
+    for part in (*data.split_clients(data.partition(packed, "iid", 4), 1), *streamed):
         rows = packed.y[np.asarray(part.indices)]
         assert len(rows) < len(packed.y)
         assert data.scored_per_row(part) == pytest.approx((rows >= 0).sum() / len(rows))
