@@ -160,10 +160,18 @@ def held_out_clients(num_clients: int, held_out: float, seed: int) -> tuple[np.n
     Raises:
       TypeError, ValueError: as ``split_clients``.
     """
+    if num_clients < 2:
+        raise ValueError("clients has one client; there must be two, to hold one of them out.")
     if isinstance(held_out, (float, np.floating)):
         check_share("held_out", held_out)
-        held_out = max(1, round(held_out * num_clients))
-    count = check_int("held_out", held_out, minimum=1, maximum=num_clients - 1)
+        count = max(1, round(held_out * num_clients))
+        if count == num_clients:
+            raise ValueError(
+                f"held_out is {held_out}, all {num_clients} clients when rounded; one must be left "
+                "for training."
+            )
+    else:
+        count = check_int("held_out", held_out, minimum=1, maximum=num_clients - 1)
     rng = np.random.default_rng(check_int("seed", seed, minimum=0))
     unseen = np.sort(rng.permutation(num_clients)[:count])
     return np.setdiff1d(np.arange(num_clients), unseen), unseen

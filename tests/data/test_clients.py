@@ -193,6 +193,11 @@ def test_bad_splits():
     for held_out in (0, 3, -1, 0.0, 1.0, np.nan):
         with pytest.raises(ValueError, match="held_out is"):
             data.split_clients(clients, held_out)
+    with pytest.raises(ValueError, match=r"held_out is 0\.9, all 2 clients when rounded"):
+        data.split_clients(numbered(2), 0.9)
+    for held_out in (1, 0.5):
+        with pytest.raises(ValueError, match="clients has one client; there must be two"):
+            data.split_clients(numbered(1), held_out)
     for wrong in ("0.2", True, None):
         with pytest.raises(TypeError, match="held_out is"):
             data.split_clients(clients, wrong)
