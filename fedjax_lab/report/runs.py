@@ -111,6 +111,11 @@ class Run(NamedTuple):
         """Seconds of compilation; NaN if unknown."""
         return self.last("compile_seconds")
 
+    @property
+    def names(self) -> set[str]:
+        """Names in its rows."""
+        return {name for row in self.rows for name in row}
+
     def values(self, name: str) -> list[float]:
         """Return a metric of all rows; NaN if it is null or missing.
 

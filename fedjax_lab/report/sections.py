@@ -122,7 +122,7 @@ def tail_of(runs: Iterable[Run]) -> Tail:
 def score_of(runs: Iterable[Run]) -> Score:
     """Return the score that compares runs: the user's, or the ``known_score`` of all rows."""
     runs = list(runs)
-    names = {name for run in runs for row in run.rows for name in row}
+    names = set().union(*(run.names for run in runs))
     chosen = next((run.score for run in runs if run.score is not None), None)
     if chosen is not None:
         return chosen if chosen.name in names else UNKNOWN
@@ -152,7 +152,7 @@ def warn_of_unknown_scores(sections: Sequence[Section]) -> None:
     """Warn of sections whose runs have scores, but none by which they could be ranked."""
     for section in sections:
         runs = runs_of(section.groups)
-        names = {name for run in runs for row in run.rows for name in row}
+        names = set().union(*(run.names for run in runs))
         names |= {name for run in runs for name in run.config.get("client_metrics", ())}
         # ``load_runs`` adds copies of these scores.
         copies = {f"{OWN}{n.removeprefix(_PERSONAL)}" for n in names if n.startswith(_PERSONAL)}

@@ -57,7 +57,7 @@ def _chosen(settings: Mapping[str, Any], of: Run) -> dict[str, Any]:
     """
     options = of.config.get("run_config", {}).get("option", {})
     own = {*of.config.get("hyperparameters", {}), *options}
-    is_text = any(PERPLEXITY in row for row in of.rows)
+    is_text = PERPLEXITY in of.names
 
     def is_shown(name: str, value: Any) -> bool:
         if name in own:

@@ -239,7 +239,7 @@ def target_table(groups: Sequence[Group], target: float) -> Cells:
     def row(group: Group) -> list[str]:
         found = [reach(run.rows, target, metric) for run in group.runs]
         reached = [row for row in found if row is not None]
-        scored = any(metric in row for run in group.runs for row in run.rows)
+        scored = any(metric in run.names for run in group.runs)
         count = f"{len(reached)} of {len(group.runs)}" if scored else NOTHING
         if len(reached) < len(group.runs):
             return [group.label, count, *[NOTHING] * len(columns)]
@@ -413,7 +413,7 @@ def _not_scored(groups: Sequence[Group], personal: bool) -> str:
 
     def lacks(run: Run) -> bool:
         needed = personal or run.config.get("personal_models")
-        scored = any(name.startswith(OWN) for row in run.rows for name in row)
+        scored = any(name.startswith(OWN) for name in run.names)
         return bool(needed) and not scored and not run.diverged
 
     names = ", ".join(inert(group.label) for group in groups if any(map(lacks, group.runs)))
