@@ -46,6 +46,11 @@ class APFLRow(NamedTuple):
     own: Params  # v_i
     mixing: jax.Array  # α_i, float scalar
 
+    @staticmethod
+    def of_arguments(hyperparameters):
+        """Name the fields that a run takes from its method, not from an earlier state."""
+        return () if hyperparameters["adaptive_mixing"] else ("mixing",)
+
 
 class _Memory(NamedTuple):
     """State carried from step to step, in addition to w."""

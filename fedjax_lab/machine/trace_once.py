@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
+from jax.extend.core import ClosedJaxpr, Jaxpr, jaxpr_as_fun
 from jax.interpreters.partial_eval import dce_jaxpr
 
 from fedjax_lab.types import PyTree
@@ -49,4 +49,13 @@ def trace_open(
 
 def used_inputs(traced: ClosedJaxpr) -> list[bool]:
     """Say of each input of a traced function whether a result depends on it."""
-    return dce_jaxpr(traced.jaxpr, [True] * len(traced.jaxpr.outvars))[1]
+    return _used(traced)[1]
+
+
+def used_operations(traced: ClosedJaxpr) -> Jaxpr:
+    """Return what of a traced function the results depend on."""
+    return _used(traced)[0]
+
+
+def _used(traced: ClosedJaxpr) -> tuple[Jaxpr, list[bool]]:
+    return dce_jaxpr(traced.jaxpr, [True] * len(traced.jaxpr.outvars))

@@ -139,11 +139,41 @@ class Computation:
             raise ValueError(
                 f"state.num_clients is {int(state.num_clients)}; clients has {clients.num_clients}."
             )
+        state = _with_arguments(algorithm, state)
         state = resume_privately(algorithm, state, self.schedule, clients)
         # On the host, because it may not fit on a device; with the container types of the rounds.
         leaves = [np.array(leaf, leaf.dtype) for leaf in jax.tree.leaves(state)]
         state = jax.tree.unflatten(jax.tree.structure(expected), leaves)
         return dataclasses.replace(self, params=algorithm.params(state), state=state)
+
+
+def _with_arguments(algorithm: Algorithm, state: FedState) -> FedState:
+    """Replace what a state has of a method's arguments, such as who attacks, by this method's own.
+
+    A class of states or rows names these fields: ``of_arguments(hyperparameters)``.
+    """
+
+    def arguments_in(value: Any) -> Any:
+        if not hasattr(value, "_fields"):
+            return None
+        names = getattr(value, "of_arguments", lambda _: ())(algorithm.hyperparameters)
+        fields = zip(value._fields, value, strict=True)
+        return {name: field if name in names else arguments_in(field) for name, field in fields}
+
+    def replaced(value: Any, new: Any) -> Any:
+        if isinstance(new, dict):
+            new = {name: replaced(getattr(value, name), part) for name, part in new.items()}
+            return value._replace(**new)
+        return value if new is None else new
+
+    def own(params):
+        parts = algorithm.start(params, int(state.num_clients), None)
+        return [arguments_in(part) for part in parts]
+
+    server, clients = jax.jit(own)(algorithm.params(state))  # it computes nothing but these fields
+    return state._replace(
+        server=replaced(state.server, server), clients=replaced(state.clients, clients)
+    )
 
 
 def params_of(algorithm: Algorithm, state: Any) -> Params:

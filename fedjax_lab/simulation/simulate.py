@@ -105,7 +105,8 @@ def simulate(
         ``fedjax_lab.data.stream``.
       state: initial state in place of ``algorithm.init(params, ...)``, such as ``result.state`` of
         another run, wherever its client rows are. Rounds are counted from 0. A private state
-        (``with_dp``) continues its count of rounds, and no draw is repeated. None: a fresh start.
+        (``with_dp``) continues its count of rounds, and no draw is repeated. The method's arguments
+        hold, such as who attacks, whatever the state has of earlier ones. None: a fresh start.
       rounds: total number of rounds.
       times: availability, times for computing and sending, over-selection and a deadline for
         stragglers. The history then has ``simulated_seconds``. None: all clients are available, and

@@ -52,6 +52,11 @@ class AttackedRow(NamedTuple):
     inner: PyTree
     attacks: jax.Array
 
+    @staticmethod
+    def of_arguments(hyperparameters):
+        """Name the fields that a run takes from its method, not from an earlier state."""
+        return ("attacks",)
+
 
 def attackers(num_clients: int, share: float, seed: int) -> np.ndarray:
     """Draw the attackers: share * N clients, rounded to the nearest integer.

@@ -76,6 +76,11 @@ class DPServer(NamedTuple):
     noise: tuple[PyTree, ...]
     released: Released
 
+    @staticmethod
+    def of_arguments(hyperparameters):
+        """Name the fields that a run takes from its method, not from an earlier state."""
+        return ("clip",) if hyperparameters["dp_adaptive_quantile"] is None else ()
+
 
 @suggest_keywords
 def with_dp(

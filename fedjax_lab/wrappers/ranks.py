@@ -48,6 +48,11 @@ class RankRow(NamedTuple):
     inner: PyTree
     rank: jax.Array
 
+    @staticmethod
+    def of_arguments(hyperparameters):
+        """Name the fields that a run takes from its method, not from an earlier state."""
+        return ("rank",)
+
 
 @suggest_keywords
 def with_ranks(

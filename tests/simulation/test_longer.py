@@ -9,13 +9,24 @@ import numpy as np
 import optax
 import pytest
 
-from fedjax_lab import algorithms, build_round, forget_signal, simulate
+from fedjax_lab import (
+    algorithms,
+    build_round,
+    forget_signal,
+    models,
+    simulate,
+    with_attack,
+    with_dp,
+)
 from fedjax_lab.command.config import RunConfig
 from fedjax_lab.command.runner import run as run_config
 from fedjax_lab.data.cohort import Schedule
 from fedjax_lab.report.distribution import client_scores
 from fedjax_lab.report.runs import load_runs
 from fedjax_lab.simulation import run_log
+from fedjax_lab.simulation.computation import _with_arguments
+from fedjax_lab.wrappers.attacks import attackers
+from fedjax_lab.wrappers.ranks import with_ranks
 from tests.simulation.test_run import (
     FAFED,
     FEDAVG,
@@ -296,6 +307,52 @@ def test_a_run_from_a_trained_state_equals_rounds_by_hand():
     # Also as NumPy arrays, such as a file holds.
     stored = jax.tree.map(np.asarray, trained)
     assert_same_bits(simulate_from(SCAFFOLD, stored, rounds=3).state, result.state)
+
+
+@pytest.mark.parametrize(
+    ("wrap", "first", "second", "where", "expected"),
+    [
+        (
+            lambda share: with_attack(FEDAVG, "sign_flip", share=share),
+            *(0.0, 0.5),
+            lambda state: np.flatnonzero(state.clients.attacks),
+            attackers(N, 0.5, seed=0),
+        ),
+        (
+            lambda clip: with_dp(FEDAVG, clip, 1.0),
+            *(0.25, 2.0),
+            lambda state: state.server.clip,
+            [2.0],
+        ),
+        (
+            lambda mixing: algorithms.apfl(
+                loss_fn, client_lr=0.3, mixing=mixing, adaptive_mixing=False
+            ),
+            *(0.25, 0.75),
+            lambda state: state.clients.mixing,
+            np.full(N, 0.75),
+        ),
+        (
+            lambda clip: with_dp(FEDAVG, clip, 1.0, adaptive_quantile=0.5),
+            *(0.25, 2.0),
+            lambda state: state.server.clip < 1,  # it goes on from where it was
+            [True],
+        ),
+    ],
+    ids=["attack", "dp", "apfl", "adaptive"],
+)
+def test_a_state_brings_no_arguments_of_its_method(wrap, first, second, where, expected):
+    """Else a run's config would name other ones than those it ran with."""
+    before, _ = start_of(wrap(first))
+    result = simulate_from(wrap(second), before, rounds=1)
+    np.testing.assert_array_equal(where(result.state), expected)
+
+
+def test_a_state_brings_no_ranks():
+    params = models.init_adapters(jax.random.key(0), {"w": jnp.ones((4, 4))}, "w", 2)
+    old, new = (with_ranks(FEDAVG, ranks) for ranks in ([1, 1, 2], [2, 1, 1]))
+    state = _with_arguments(new, old.init(params, 3))
+    np.testing.assert_array_equal(state.clients.rank, [2, 1, 1])
 
 
 @pytest.mark.slow

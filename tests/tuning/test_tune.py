@@ -2,20 +2,23 @@
 
 import dataclasses
 import functools
+import warnings
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 
 from fedjax_lab import algorithms, data, models, simulate, tune, with_dp
 from fedjax_lab.data import ClientTimes
 from fedjax_lab.machine.keys import seeded
+from fedjax_lab.models.nnx import from_nnx
 from fedjax_lab.storage.lock import RunDirLock
 from fedjax_lab.tuning import search_log
 from fedjax_lab.tuning.score import evaluation_key
 from fedjax_lab.tuning.space import Range, Values, read_space, spread
-from fedjax_lab.tuning.tune import _divided
+from fedjax_lab.tuning.tune import _counts, _divided
 
 N, D = 8, 4
 SETTINGS = {"rounds": 18, "cohort_size": 3, "local_steps": 2, "batch_size": 4}
@@ -454,6 +457,35 @@ def test_a_score_is_the_loss_of_evaluation():
     )
     _, held = data.split_examples(clients, 0.2, 0)
     assert found.scores["fedavg"] == pytest.approx([validation_loss({"w": W}, held)], rel=1e-5)
+
+
+class Dropped(nnx.Module):
+    """A linear model with dropout, whose initializers draw numbers whenever it is built."""
+
+    def __init__(self, rngs):
+        self.drop = nnx.Dropout(0.5, rngs=rngs)
+        self.linear = nnx.Linear(D, 1, use_bias=False, rngs=rngs)
+
+    def __call__(self, x):
+        return self.linear(self.drop(x))[:, 0]
+
+
+def test_a_model_of_nnx_is_scored_as_in_evaluation():
+    """Against NumPy, without dropout and without a warning."""
+    model = from_nnx(lambda rngs: Dropped(rngs))
+    params = model.init(jax.random.key(0), jnp.zeros((1, D)))
+    clients = make_clients()
+    clients = dataclasses.replace(clients, examples=data.Examples(*clients.examples))
+    _, held = data.split_examples(clients, 0.2, 0)
+    loss = models.regression_loss(model.apply, shifted)
+    examples = held_examples(held)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        first = {"fedavg": fedavg_of(loss)}
+        counts = _counts(first, None, params, examples)["fedavg"]
+    scores, _ = jax.jit(counts)(params, examples, jnp.ones(len(examples.y), bool))
+    w = np.asarray(params["linear"]["kernel"][...])[:, 0]
+    assert scores.mean() == pytest.approx(validation_loss({"w": w}, held), rel=1e-5)
 
 
 def test_the_key_with_which_a_loss_is_evaluated():
