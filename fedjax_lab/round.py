@@ -34,9 +34,12 @@ from fedjax_lab.clients.planner import MapChoice, choose_map
 from fedjax_lab.clients.results import (
     check_kept,
     check_message,
+    check_names,
     check_parts,
     check_report,
     check_rows,
+    check_served,
+    check_update,
 )
 from fedjax_lab.clients.sources import Sources, on_devices, shapes_of_bound
 from fedjax_lab.clients.store import Rows
@@ -81,6 +84,7 @@ class Phase(NamedTuple):
         not take a step in each of these, it reports ``server_updates`` (1 or 0), and its
         ``delta_norm`` is averaged over the rounds with a step. If the method sends nothing in
         some rounds, the server reports ``communicated`` (1 or 0), a factor of the round's bytes.
+        Names under which a run enters its own numbers, such as ``round``, are refused.
       reduce: field of the message -> how the clients' fields are aggregated:
 
         - "mean": mean with the aggregation weights;
@@ -567,10 +571,9 @@ def _checked(phase: Phase, params: Params) -> Phase:
 
     def client_update(received, row, batch):
         returned = phase.client_update(received, row, batch)
-        message, new_row, report = check_parts(
-            "client_update", returned, "message", "row", "report"
-        )
+        message, new_row, report = check_update(returned, phase.reduce)
         check_report(metrics_of(report))
+        check_names(report, "client_update")
         check_message(message, expected, phase.reduce)
         check_kept("client_update", "row", new_row, row)
         return message, new_row, report
@@ -582,8 +585,8 @@ def _checked(phase: Phase, params: Params) -> Phase:
             else value
             for name, value in messages.items()
         }
-        returned = phase.server_update(server, messages, cohort)
-        new_server, metrics = check_parts("server_update", returned, "server state", "metrics")
+        new_server, metrics = check_served(phase.server_update(server, messages, cohort))
+        check_names(metrics, "server_update")
         check_kept("server_update", "server state", new_server, server)
         return new_server, metrics
 

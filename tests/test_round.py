@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from typing import NamedTuple
+from typing import NamedTuple, Unpack
 
 import chex
 import jax
@@ -26,7 +26,7 @@ from fedjax_lab.clients.costs import Costs
 from fedjax_lab.clients.host_devices import WaitingCalls
 from fedjax_lab.clients.local import Gradient, local_steps
 from fedjax_lab.clients.store import zero_row_per_client
-from fedjax_lab.method import LocalTraining, ServerSGD
+from fedjax_lab.method import Common, LocalTraining, ServerSGD, factory
 from tests.algorithms.problem import flat, initial_params, loss_fn, to_batch
 from tests.reference import problem as reference
 from tests.tiers import few
@@ -229,6 +229,14 @@ def returning(report, message=None):
         (returning({}, jnp.zeros(3)), "client_update returned a .* as message; it must be a dict"),
         ({"server_update": lambda s, m, c: s}, r"returned a Server; .* \(server state, metrics\)"),
         ({"server_update": lambda s, m, c: (s, None)}, "returned a NoneType as metrics"),
+        (
+            {"server_update": lambda s, m, c: (s, {"round": 0.5, "bytes_up": 1.0})},
+            "server_update reports bytes_up, round, which a run itself enters",
+        ),
+        (
+            returning({"participants": (1.0, 1.0)}),
+            "client_update reports participants, which a run itself enters",
+        ),
         ({"server_update": ServerSGD(1.0, 0.9)}, "Server without momentum; .* first_momentum"),
         ({"reduce": {"delta": "average"}}, r"reduce\['delta'\] is 'average'; .* mean, stack, sum"),
         (descending(carries_a_vector, jnp.zeros(())), r"memory is float32\[3\]; .* float32\[\]"),
@@ -240,6 +248,39 @@ def returning(report, message=None):
 def test_functions_that_return_something_else(halves, said):
     with pytest.raises(ValueError, match=said):
         one_round(fedavg_with(**({"client_update": PLAIN.phases[0].client_update} | halves)))
+
+
+@factory
+def own(loss_fn, *, halves, **common: Unpack[Common]):
+    """FedAvg with other halves."""
+    return fedavg_with(**({"client_update": PLAIN.phases[0].client_update} | halves))
+
+
+def with_a_number(x, row, batch):
+    return {"delta": x, "n": jnp.zeros(())}, row, {}
+
+
+@pytest.mark.parametrize(
+    ("halves", "said"),
+    [
+        ({"server_update": lambda s, m, c: s}, r"returned a Server; .* \(server state, metrics\)"),
+        ({"server_update": lambda s, m, c: (s, None)}, "returned a NoneType as metrics"),
+        (returning(None), "client_update returned a NoneType as report; it must be a dict"),
+        (
+            returning({}, {"model": jnp.zeros(3)}),
+            r"message has fields \['model'\], not \['delta'\]",
+        ),
+        (
+            {"client_update": with_a_number, "reduce": {"delta": "mean", "n": "sum"}},
+            r"message\['n'\] is float32\[\]; it must be .* as the phase's ``message`` specifies",
+        ),
+    ],
+)
+def test_a_factorys_method_in_a_wrapper_says_the_same(halves, said):
+    """What reads a method's results before the round does ended in an error of Python."""
+    method = own(loss_fn, client_lr=0.2, halves=halves)
+    with pytest.raises(ValueError, match=said):
+        one_round(with_compression(method, "top_k:0.5"))
 
 
 def test_a_number_that_is_carried_from_step_to_step():

@@ -35,6 +35,13 @@ OF_SERVER_STEP = frozenset(
         *("saturated", "vanished", "too_few_for_rule", "server_lr"),
     }
 )
+# What a run itself enters in its rows. No method may report a metric of these names.
+OF_RUN = frozenset(
+    {
+        *("round", "seconds", "compile_seconds", "simulated_seconds", "run", "diverged"),
+        *("gradients", "participants", "nonfinite_clients", "bytes_up", "bytes_down", "epsilon"),
+    }
+)
 # Before the names of numbers of each slot, [S], which are no metrics of a row.
 PER_CLIENT = "per_client/"
 IS_KNOWN = "/is_known"  # after the name of such a number, whether a client has it
@@ -46,12 +53,11 @@ OWN_METRICS = frozenset(
     {
         *OF_EVERY_ROUND,
         *OF_SERVER_STEP,
-        *("round", "seconds", "compile_seconds", "simulated_seconds", "run", "diverged"),
-        *("loss", "local_steps", "local_params", "gradients", "participants"),
-        *("nonfinite_clients", "finite_clients"),
-        *("bytes_up", "bytes_down", "message_parts", "message_sq", "error_sq", "change_sq"),
+        *OF_RUN,
+        *("loss", "local_steps", "local_params", "finite_clients"),
+        *("message_parts", "message_sq", "error_sq", "change_sq"),
         *("client_qp_residual", "client_qp_active", "mixing"),
-        *("clipped_clients", "clipped_steps", "epsilon", "overflow", "gradient_diversity"),
+        *("clipped_clients", "clipped_steps", "overflow", "gradient_diversity"),
         *_OF_UPDATES,
         *(f"{name}_{ending}" for name in _OF_UPDATES for ending in UPDATE_QUANTILES),
     }

@@ -1,10 +1,12 @@
 """Checks of what a method's functions return, when it is started and when a round is traced."""
 
+from collections.abc import Collection
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+from fedjax_lab.clients.metrics import OF_RUN
 from fedjax_lab.types import PyTree
 
 
@@ -33,6 +35,52 @@ def check_parts(function: str, returned: Any, *parts: str) -> tuple[Any, ...]:
                 f"{function} returned a {type(value).__name__} as {part}; it must be a dict."
             )
     return tuple(returned)
+
+
+def check_update(returned: Any, reduce: dict[str, str]) -> tuple[dict, PyTree, dict]:
+    """Check what ``client_update`` returned, but for shapes and dtypes, and return it.
+
+    Args:
+      returned: (message, row, report).
+      reduce: as in ``Phase``; its keys are the fields of the message.
+
+    Raises:
+      ValueError: as ``check_parts``, or the message has other fields.
+    """
+    message, row, report = check_parts("client_update", returned, "message", "row", "report")
+    if message.keys() != reduce.keys():
+        raise ValueError(f"message has fields {sorted(message)}, not {sorted(reduce)}.")
+    return message, row, report
+
+
+def check_served(returned: Any) -> tuple[PyTree, dict[str, Any]]:
+    """Check what ``server_update`` returned, and return it.
+
+    Args:
+      returned: (server state, metrics).
+
+    Raises:
+      ValueError: as ``check_parts``.
+    """
+    server, metrics = check_parts("server_update", returned, "server state", "metrics")
+    return server, metrics
+
+
+def check_names(names: Collection[str], function: str) -> None:
+    """Check that metrics have no name under which a run enters a number of its own.
+
+    Args:
+      names: of the metrics.
+      function: what reports them.
+
+    Raises:
+      ValueError: a name is one of ``OF_RUN``.
+    """
+    if taken := sorted(OF_RUN.intersection(names)):
+        raise ValueError(
+            f"{function} reports {', '.join(taken)}, which a run itself enters in its rows, as "
+            f"{', '.join(sorted(OF_RUN))}; choose another name."
+        )
 
 
 def check_rows(clients: PyTree, num_clients: int) -> None:
@@ -108,7 +156,7 @@ def check_kept(function: str, what: str, new: PyTree, old: PyTree) -> None:
 
 
 def check_message(message: dict, expected: dict, reduce: dict[str, str]) -> None:
-    """Check the fields, shapes and dtypes of a message.
+    """Check the shapes and dtypes of a message.
 
     Args:
       message: field -> pytree of arrays.
@@ -118,8 +166,6 @@ def check_message(message: dict, expected: dict, reduce: dict[str, str]) -> None
     Raises:
       ValueError: they differ; the error names the field and the leaf.
     """
-    if message.keys() != reduce.keys():
-        raise ValueError(f"message has fields {sorted(message)}, not {sorted(reduce)}.")
     for name in reduce:
         why = "as the phase's ``message`` specifies (default: as the params)"
         _check_alike(f"message[{name!r}]", message[name], expected[name], why)

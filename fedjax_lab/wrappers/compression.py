@@ -20,6 +20,7 @@ from jax.flatten_util import ravel_pytree
 
 from fedjax_lab import tree
 from fedjax_lab.checks import check_choice, warn
+from fedjax_lab.clients.results import check_message
 from fedjax_lab.clients.store import zero_row_per_client
 from fedjax_lab.compressors.base import Compressor
 from fedjax_lab.compressors.by_name import as_compressor
@@ -212,6 +213,8 @@ def _compress_messages(phase: Phase, place: Place, up, error_feedback, scope, in
     def client_update(received, row, batch):
         message, row, report = phase.client_update(received, row, batch)
         sent, errors = dict(message), {}
+        if error_feedback:  # whose residuals have the shapes that the messages must have
+            check_message(message, row.residuals[index], phase.reduce)
         is_finite = tree.all_finite(message)  # some compressors turn a NaN into a number
         for field, name in enumerate(phase.reduce):
             p = message[name]
