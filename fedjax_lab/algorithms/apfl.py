@@ -48,7 +48,11 @@ class APFLRow(NamedTuple):
 
     @staticmethod
     def of_arguments(hyperparameters):
-        """Name the fields that a run takes from its method, not from an earlier state."""
+        """Name the fields that a run takes from its method, not from an earlier state.
+
+        Args:
+          hyperparameters: of the method, as it records them.
+        """
         return () if hyperparameters["adaptive_mixing"] else ("mixing",)
 
 

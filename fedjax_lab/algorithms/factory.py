@@ -316,9 +316,11 @@ def _bound(
 def _checked_halves(phase: Phase) -> Phase:
     """Check what both halves return before a wrapper reads it, which would end less clearly."""
 
+    @functools.wraps(phase.client_update)
     def client_update(received, row, batch):
         return check_update(phase.client_update(received, row, batch), phase.reduce)
 
+    @functools.wraps(phase.server_update)
     def server_update(server, messages, cohort):
         return check_served(phase.server_update(server, messages, cohort))
 

@@ -54,7 +54,11 @@ class AttackedRow(NamedTuple):
 
     @staticmethod
     def of_arguments(hyperparameters):
-        """Name the fields that a run takes from its method, not from an earlier state."""
+        """Name the fields that a run takes from its method, not from an earlier state.
+
+        Args:
+          hyperparameters: of the method, as it records them.
+        """
         return ("attacks",)
 
 

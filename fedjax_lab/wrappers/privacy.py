@@ -78,7 +78,11 @@ class DPServer(NamedTuple):
 
     @staticmethod
     def of_arguments(hyperparameters):
-        """Name the fields that a run takes from its method, not from an earlier state."""
+        """Name the fields that a run takes from its method, not from an earlier state.
+
+        Args:
+          hyperparameters: of the method, as it records them.
+        """
         return ("clip",) if hyperparameters["dp_adaptive_quantile"] is None else ()
 
 

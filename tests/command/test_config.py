@@ -20,7 +20,8 @@ from fedjax_lab.command.options import (
 from fedjax_lab.command.runner import build
 from fedjax_lab.data import Devices, Examples
 from fedjax_lab.data.cohort import Schedule
-from fedjax_lab.report import runs
+from fedjax_lab.report import settings_table
+from fedjax_lab.report.settings import SETTINGS
 from tests.algorithms import problem as softmax
 from tests.federations import batch_of, distance_loss
 from tests.reference import problem as reference
@@ -130,9 +131,13 @@ def test_the_record_leaves_places_on_the_disk_out():
 
 def test_what_a_report_knows_of_settings_is_so():
     of_an_attack = {"attack_share", "attack_strength"}  # run_config has its text
-    assert set(runs.SETTINGS) - of_an_attack <= DEFAULTS.keys()
-    assert runs._DEFAULTS.items() <= DEFAULTS.items()
-    assert {*runs._NEEDS, *runs._NEEDS.values(), *runs._OF_TEXT} <= DEFAULTS.keys()
+    assert set(SETTINGS) - of_an_attack <= DEFAULTS.keys()
+    assert settings_table._DEFAULTS.items() <= DEFAULTS.items()
+    assert DEFAULTS.keys() >= {
+        *settings_table._NEEDS,
+        *settings_table._NEEDS.values(),
+        *settings_table._OF_TEXT,
+    }
 
 
 @pytest.mark.parametrize(

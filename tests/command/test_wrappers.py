@@ -1,6 +1,7 @@
 """Robust rules, privacy, secure aggregation and attacks as settings of a run."""
 
 import json
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +13,7 @@ from fedjax_lab.command.commands import parse
 from fedjax_lab.command.config import RunConfig
 from fedjax_lab.command.settings import PrivacySettings
 from fedjax_lab.data.cohort import Schedule
+from fedjax_lab.report.runs import Run
 from fedjax_lab.report.sections import Tail
 from fedjax_lab.report.tables import measures
 from fedjax_lab.storage.run_dir import read_config
@@ -137,17 +139,10 @@ def test_what_has_no_meaning_together():
 
 
 def test_tables_show_epsilon():
-    class Private:
-        rows = [{"accuracy": 0.5, "epsilon": 3.25}]  # noqa: RUF012
-        summary = {}  # noqa: RUF012
-        partition = {}  # noqa: RUF012
-        score = None
-
-        def values(self, name):
-            return [row[name] for row in self.rows]
-
-    found = measures([Private()], Tail("tail", frozenset(), 1))
-    assert found["epsilon"](Private()) == 3.25
+    rows = [{"accuracy": 0.5, "epsilon": 3.25}]
+    run = Run(Path("run"), "fedavg", 0, {}, rows, {}, {}, {}, {})
+    found = measures([run], Tail("tail", frozenset(), 1))
+    assert found["epsilon"](run) == 3.25
 
 
 @pytest.mark.slow
