@@ -8,6 +8,7 @@ from experiments.fedspeed import (
     tables_4_2_and_4_5,
     tables_4_3_and_4_4,
     tables_4_7_and_4_8,
+    tuned_rounds,
 )
 from experiments.fedspeed.claims import CLAIMS
 from experiments.studies.command import main
@@ -18,6 +19,7 @@ STUDIES = (
     table_4_6.STUDY,
     *tables_4_7_and_4_8.STUDIES,
     more_rounds.STUDY,
+    tuned_rounds.STUDY,
     figure_4_3.STUDY,
     duals.STUDY,
 )

@@ -118,6 +118,26 @@ CLAIMS = (
         )
         for radius in ("0", "0.01", "0.2")
     ),
+    *(
+        Claim(f"{text}, tuned, 500 rounds (Table {table})", "tuned_rounds", _DIRICHLET, ahead, of)
+        for table, text, ahead, of in (
+            ("4.6", "FedSpeed is ahead of FedAvg", _ALL, ("FedAvg (no module)",)),
+            ("4.6", "The prox-term is ahead of FedAvg", _TERM, ("FedAvg (no module)",)),
+            ("4.6", "The prox-correction adds to the prox-term", _CORRECTED, (_TERM,)),
+            ("4.6", "The perturbation adds to the prox-term", _PERTURBED, (_TERM,)),
+            ("4.6", "All three modules are ahead of any two", _ALL, (_CORRECTED, _PERTURBED)),
+            ("4.7", "rho_0 = 0.1 is ahead of 0", _ALL, (_CORRECTED,)),
+            *(
+                (
+                    "4.7",
+                    f"rho_0 = 0.1 is ahead of {r}",
+                    _ALL,
+                    (f"FedSpeed, rho_0 = {r}, alpha = 1",),
+                )
+                for r in ("0.01", "0.2")
+            ),
+        )
+    ),
     Claim(
         "alpha = 0.9375 is as good as 1 (Table 4.8)",
         "table_4_8",
