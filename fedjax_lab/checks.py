@@ -334,7 +334,13 @@ def check_scalar_or_schedule(
       TypeError, ValueError: as ``check_number``, or a schedule returns no number.
     """
     if not callable(value):
-        return check_number(argument, value, minimum=minimum, maximum=maximum)
+        try:
+            return check_number(argument, value, minimum=minimum, maximum=maximum)
+        except TypeError as error:
+            raise TypeError(
+                f"{argument} is {value!r}; it must be a number, or a schedule: a function of the "
+                "round, such as optax's."
+            ) from error
     what = f"{argument} is {getattr(value, '__name__', repr(value))}, a schedule"
     try:
         found = jax.eval_shape(value, jax.ShapeDtypeStruct((), np.int32))

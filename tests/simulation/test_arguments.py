@@ -64,7 +64,7 @@ def test_answers_that_are_no_numbers(changes, message):
 
 @pytest.mark.parametrize("value", ["0.1", b"1", True, np.True_, jnp.array(True), [0.1], np.ones(1)])
 def test_what_python_turns_into_a_number_is_none(value):
-    with pytest.raises(TypeError, match=r"client_lr is .*; it must be a number"):
+    with pytest.raises(TypeError, match=r"client_lr is .*; it must be a number, or a schedule"):
         algorithms.fedavg(loss_fn, client_lr=value)
 
 
