@@ -22,7 +22,13 @@ from fedjax_lab.clients.costs import Costs, Traffic
 from fedjax_lab.clients.finite import is_cohort_finite, is_finite, run_until_finite
 from fedjax_lab.clients.host_devices import WaitingCalls
 from fedjax_lab.clients.local import metrics_of
-from fedjax_lab.clients.mapping import ClientMap, parse_client_map, single_device_map
+from fedjax_lab.clients.mapping import (
+    ClientMap,
+    collect,
+    divide,
+    parse_client_map,
+    single_device_map,
+)
 from fedjax_lab.clients.model_axis import (
     ParamsSharding,
     divides_models,
@@ -532,8 +538,8 @@ def _map_clients(phase, client_map, shared, rows, keys, slots, cohort, exclude):
         return is_cohort_finite((sums["mean"], sums["sum"][0]), (new.rows, new.stack))
 
     sums, new = run_until_finite(run, are_finite) if exclude else run(None)
-    new = client_map.divide(new)
-    stack, counts = client_map.collect((new.stack, new.counts))
+    new = divide(new, client_map.mesh)
+    stack, counts = collect((new.stack, new.counts), client_map.mesh)
     return sums, new._replace(stack=stack, counts=counts)
 
 

@@ -10,10 +10,11 @@ from typing import NamedTuple, TypeVar
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
 
 from fedjax_lab import tree
 from fedjax_lab.checks import KNOWN, is_traced
-from fedjax_lab.clients.mapping import ClientMap
+from fedjax_lab.clients.mapping import ClientMap, whole
 from fedjax_lab.types import Cohort, CohortBatch, PyTree
 
 Drawn = TypeVar("Drawn", Cohort, CohortBatch)
@@ -54,9 +55,9 @@ def complete_batch(
       TypeError: a field is a list.
       ValueError: a field's shape does not match the other fields, or a number is out of range.
     """
-    batch = _known_to_all(client_map.whole, batch)
+    batch = _known_to_all(client_map.mesh, batch)
     cohort, step_mask = _participation(batch, num_clients, client_map.multiple)
-    cohort = _known_to_all(client_map.whole, cohort)
+    cohort = _known_to_all(client_map.mesh, cohort)
     fields = {
         "examples": batch.examples,
         "example_mask": batch.example_mask,
@@ -84,7 +85,7 @@ def complete_batch(
         if client_map.sort is not None and equal_steps:
             order = client_map.sort(np.arange(size + extra) < size)
         elif client_map.sort is not None:
-            order = client_map.whole(client_map.sort(lengths))
+            order = whole(client_map.sort(lengths), client_map.mesh)
         lengths = sort(lengths)
 
     def place(values):
@@ -100,7 +101,7 @@ def complete_batch(
     return cohort, Slots(ids, {**place(fields), "client_id": ids}, lengths, place, restore)
 
 
-def _known_to_all(whole: Callable[[PyTree], PyTree], drawn: Drawn) -> Drawn:
+def _known_to_all(mesh: Mesh | None, drawn: Drawn) -> Drawn:
     """Make each device sample a batch or a cohort by itself, without communication.
 
     Otherwise the compiler divides the work: the devices then exchange sums of S numbers, and wait
@@ -111,7 +112,7 @@ def _known_to_all(whole: Callable[[PyTree], PyTree], drawn: Drawn) -> Drawn:
     names = ["client_ids", "participates", "weights", "num_steps"]
     if getattr(drawn, "source", None) is not None:  # examples are indices
         names += ["examples", "example_mask", "full_examples", "full_mask"]
-    return drawn._replace(**whole({name: getattr(drawn, name) for name in names}))
+    return drawn._replace(**whole({name: getattr(drawn, name) for name in names}, mesh))
 
 
 def _participation(

@@ -94,34 +94,49 @@ class ClientMap:
         """True if the table of client rows can be sharded over the devices."""
         return self.kind == "shard_map" and self.shares > 1
 
-    @property
-    def _divides_models(self) -> bool:
-        return self.mesh is not None and MODEL in self.mesh.axis_names
 
-    def collect(self, results: PyTree) -> PyTree:
-        """Copy unsummed results [S, ...] to all devices, for the server.
+def collect(results: PyTree, mesh: Mesh | None) -> PyTree:
+    """Copy unsummed results [S, ...] to all devices of a client map, for the server.
 
-        If devices divide a model, each has its part of them. Without this, a compiler sends parts
-        of the values more than once, to other divisions of them.
-        """
-        if not self._divides_models:
-            return self.whole(results)
-        if (layout := held_layout()) is None:
-            return results
-        return jax.lax.with_sharding_constraint(results, layout.shardings(layout.specs(results)))
+    If devices divide a model, each has its part of them. Without this, a compiler sends parts
+    of the values more than once, to other divisions of them.
 
-    def whole(self, values: PyTree) -> PyTree:
-        """Let each device compute traced values for itself; all add in the same order."""
-        return self._placed(values, PartitionSpec())
+    Args:
+      mesh: of the client map.
+    """
+    if not _divides_models(mesh):
+        return whole(results, mesh)
+    if (layout := held_layout()) is None:
+        return results
+    return jax.lax.with_sharding_constraint(results, layout.shardings(layout.specs(results)))
 
-    def divide(self, results: PyTree) -> PyTree:
-        """Give each device the unsummed results [S, ...] of its clients."""
-        return results if self._divides_models else self._placed(results, PartitionSpec(AXIS))
 
-    def _placed(self, values: PyTree, spec: PartitionSpec) -> PyTree:
-        if self.mesh is None:
-            return values
-        return jax.lax.with_sharding_constraint(values, NamedSharding(self.mesh, spec))
+def whole(values: PyTree, mesh: Mesh | None) -> PyTree:
+    """Let each device compute traced values for itself; all add in the same order.
+
+    Args:
+      mesh: of the client map.
+    """
+    return _placed(values, mesh, PartitionSpec())
+
+
+def divide(results: PyTree, mesh: Mesh | None) -> PyTree:
+    """Give each device the unsummed results [S, ...] of its clients.
+
+    Args:
+      mesh: of the client map.
+    """
+    return results if _divides_models(mesh) else _placed(results, mesh, PartitionSpec(AXIS))
+
+
+def _divides_models(mesh: Mesh | None) -> bool:
+    return mesh is not None and MODEL in mesh.axis_names
+
+
+def _placed(values: PyTree, mesh: Mesh | None, spec: PartitionSpec) -> PyTree:
+    if mesh is None:
+        return values
+    return jax.lax.with_sharding_constraint(values, NamedSharding(mesh, spec))
 
 
 def single_device_map(target: Target | None = None) -> str:

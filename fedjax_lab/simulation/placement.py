@@ -125,7 +125,7 @@ class Request:
 
     def divides_table(self, num_clients: int) -> bool:
         """Return True if devices will divide the table of client state."""
-        may_divide = self.client_store in ("auto", "sharded") and self.client_map.divides_rows
+        may_divide = self.client_store in ("auto", "sharded") and self.client_map.shares > 1
         return may_divide and self._can_divide(num_clients)
 
     def _can_divide(self, num_clients: int) -> bool:

@@ -19,7 +19,7 @@ import pytest
 
 from fedjax_lab import algorithms, data, sweep
 from fedjax_lab.clients.planner import MapChoice
-from fedjax_lab.simulation import run_log
+from fedjax_lab.simulation import identity
 from fedjax_lab.simulation.chunk_planner import ChunkPlanner
 from fedjax_lab.simulation.evaluate import build_client_evaluation, build_evaluation
 from fedjax_lab.simulation.stop import stop_on_signal
@@ -157,7 +157,7 @@ def test_a_directory_of_before_version_0_5_goes_on(tmp_path, monkeypatch):
     texts |= {"gradient_transform": "GradientTransformation", "step_transform": None}
     old = dataclasses.replace(method(rate), hyperparameters={"server_lr": 1.0, **texts})
     with monkeypatch.context() as before:
-        before.setattr(run_log, "describe", lambda value: None)
+        before.setattr(identity, "describe", lambda value: None)
         run(rounds=2, algorithm=old, run_dir=tmp_path)
     config = json.loads((tmp_path / folder.CONFIG).read_text())
     del config["functions"]  # no checkpoint is bound to it
