@@ -259,12 +259,12 @@ class Checkpoints:
         self._manager.close()
 
 
-class _Quiet:
-    """A hook for exceptions that nobody can catch, which passes over those of a closed event loop.
+# When one array cannot be read, orbax closes its event loop while others are still being read. Each
+# of them would print a trace when it comes, or when its task is collected.
 
-    When one array cannot be read, orbax closes its event loop while others are still being read.
-    Each of them would print a trace when it comes.
-    """
+
+class _Quiet:
+    """A hook for exceptions that nobody can catch, which passes over those of a closed loop."""
 
     def __init__(self, hook: Callable[[Any], Any]):
         self._hook = hook
@@ -276,11 +276,18 @@ class _Quiet:
             self._hook(found)
 
 
+def _is_no_lost_read(record: logging.LogRecord) -> bool:
+    """Return False for asyncio's word on a read of a checkpoint that nobody waited for."""
+    message = record.getMessage()
+    return not ("exception was never retrieved" in message and "OCDBT" in message)
+
+
 @contextlib.contextmanager
 def _raised_not_logged() -> Iterator[None]:
     """Suppress traces that orbax prints where it also raises the error."""
     log, hook = logging.getLogger("absl"), sys.unraisablehook
     before, log.disabled = log.disabled, True
+    logging.getLogger("asyncio").addFilter(_is_no_lost_read)  # once, however often it is added
     if not isinstance(hook, _Quiet):
         sys.unraisablehook = _Quiet(hook)
     try:
