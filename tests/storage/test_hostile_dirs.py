@@ -187,7 +187,7 @@ def test_a_damaged_checkpoint_costs_one_warning_and_no_trace(tmp_path, caplog):
         with pytest.warns(UserWarning, match="last intact checkpoint is that of round 1"):
             assert reader.restore_params()[0] == 1
         reader.close()
-    # A trace would be an exception that nobody caught, which pytest makes an error, or a line in the
-    # log of asyncio when a task is collected.
+    # A trace would be an exception that nobody caught, which pytest makes an error, or a line of
+    # asyncio when a task is collected.
     gc.collect()
     assert "never retrieved" not in caplog.text
