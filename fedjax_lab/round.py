@@ -163,7 +163,7 @@ class Algorithm:
     def __post_init__(self):
         if isinstance(self.phases, Phase) or not all(isinstance(p, Phase) for p in self.phases):
             raise TypeError(f"phases of {self.name} must be a tuple of Phase, such as (phase,).")
-        object.__setattr__(self, "phases", tuple(self.phases))
+        object.__setattr__(self, "phases", tuple(map(_checked_halves, self.phases)))
         find = getattr(self.params, "unchecked", self.params)  # ``replace`` calls this again
 
         @functools.wraps(find)
@@ -247,6 +247,28 @@ class Algorithm:
     def gradients_per_step(self) -> int:
         """Gradients that a client computes in one local step."""
         return max(phase.costs.gradients for phase in self.phases)
+
+
+def _checked_halves(phase: Phase) -> Phase:
+    """Check what each half returns before a wrapper reads it, which would end less clearly."""
+    client_update, server_update, reduce = phase.client_update, phase.server_update, phase.reduce
+    return phase._replace(
+        client_update=_checking(client_update, lambda returned: check_update(returned, reduce)),
+        server_update=_checking(server_update, check_served),
+    )
+
+
+def _checking(half: Callable[..., Any], check: Callable[[Any], Any]) -> Callable[..., Any]:
+    """Return a half of a phase that checks what it returns; one that does stays as it is."""
+    if getattr(half, "checks", None) is half:
+        return half
+
+    @functools.wraps(half)
+    def checking(*given):
+        return check(half(*given))
+
+    checking.checks = checking  # type: ignore[attr-defined]
+    return checking
 
 
 def check_algorithm(algorithm: Any, argument: str = "algorithm") -> None:
@@ -576,8 +598,7 @@ def _checked(phase: Phase, params: Params) -> Phase:
     expected = phase.message_like(params)
 
     def client_update(received, row, batch):
-        returned = phase.client_update(received, row, batch)
-        message, new_row, report = check_update(returned, phase.reduce)
+        message, new_row, report = phase.client_update(received, row, batch)
         check_report(metrics_of(report))
         check_names(report, "client_update")
         check_message(message, expected, phase.reduce)
@@ -591,7 +612,7 @@ def _checked(phase: Phase, params: Params) -> Phase:
             else value
             for name, value in messages.items()
         }
-        new_server, metrics = check_served(phase.server_update(server, messages, cohort))
+        new_server, metrics = phase.server_update(server, messages, cohort)
         check_names(metrics, "server_update")
         check_kept("server_update", "server state", new_server, server)
         return new_server, metrics

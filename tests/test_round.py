@@ -276,11 +276,12 @@ def with_a_number(x, row, batch):
         ),
     ],
 )
-def test_a_factorys_method_in_a_wrapper_says_the_same(halves, said):
+def test_a_method_in_a_wrapper_says_the_same(halves, said):
     """What reads a method's results before the round does ended in an error of Python."""
-    method = own(loss_fn, client_lr=0.2, halves=halves)
-    with pytest.raises(ValueError, match=said):
-        one_round(with_compression(method, "top_k:0.5"))
+    plain = fedavg_with(**({"client_update": PLAIN.phases[0].client_update} | halves))
+    for method in (plain, own(loss_fn, client_lr=0.2, halves=halves)):
+        with pytest.raises(ValueError, match=said):
+            one_round(with_compression(method, "top_k:0.5"))
 
 
 def test_a_number_that_is_carried_from_step_to_step():

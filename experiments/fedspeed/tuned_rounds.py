@@ -42,7 +42,7 @@ it was given up before any other row for this grid, which goes on to 1.""",
                 )
                 for name, column in _COLUMNS.items()
             },
-            minutes=160,
+            minutes=105,
             seeds=tuple(range(11, 21)),
         ),
         "smoke": smoke(20, 5, tuple(MODULES)[1:2], partition="dirichlet_equal:0.6"),

@@ -38,7 +38,6 @@ from fedjax_lab.clients.local import (
     StepReport,
     local_steps,
 )
-from fedjax_lab.clients.results import check_served, check_update
 from fedjax_lab.descriptions import describe
 from fedjax_lab.round import Phase
 from fedjax_lab.signatures import (
@@ -255,7 +254,7 @@ def factory(build: Factory) -> Factory:
                 "same noise, which their difference is without: choose a method of one gradient."
             )
         loss_fn = given.arguments.get("loss_fn", algorithm.loss_fn)
-        phases = _reporting_rates(tuple(map(_checked_halves, algorithm.phases)), given.arguments)
+        phases = _reporting_rates(algorithm.phases, given.arguments)
         return dataclasses.replace(
             algorithm, hyperparameters=described, loss_fn=loss_fn, phases=phases
         )
@@ -311,20 +310,6 @@ def _bound(
     if "loss_fn" in given.arguments:
         _check_loss(function.__name__, given.arguments["loss_fn"])
     return given
-
-
-def _checked_halves(phase: Phase) -> Phase:
-    """Check what both halves return before a wrapper reads it, which would end less clearly."""
-
-    @functools.wraps(phase.client_update)
-    def client_update(received, row, batch):
-        return check_update(phase.client_update(received, row, batch), phase.reduce)
-
-    @functools.wraps(phase.server_update)
-    def server_update(server, messages, cohort):
-        return check_served(phase.server_update(server, messages, cohort))
-
-    return phase._replace(client_update=client_update, server_update=server_update)
 
 
 def _reporting_rates(phases: tuple[Phase, ...], given: Mapping[str, Any]) -> tuple[Phase, ...]:

@@ -2,9 +2,9 @@
 
 Axes: B examples, H x W pixels, C channels, F features, h x w kernel; H' x W' outputs.
 
-``jax.lax`` alone would be slow on CPU. XLA computes convolutions inside a loop, where local steps
-run, at least ten times slower there. With different weights for each client, they become grouped
-convolutions, which are slow there, too.
+``jax.lax`` alone would be slow on CPU. XLA computes the gradients of convolutions inside a loop,
+where local steps run, at least ten times slower there. With different weights for each client,
+convolutions become grouped ones, which are slow there, too.
 """
 
 import functools
