@@ -117,14 +117,18 @@ def _plain(x: jax.Array, kernel: jax.Array, strides: tuple[int, int], lowering: 
     """Correlate padded images: [B, H, W, C], [h, w, C, F] -> [B, H', W', F]."""
     if lowering == "im2col":
         return _all_patches(x, kernel, strides)
-    tile = _tile(x, kernel, strides[1], lowering)
+    tile = _tile(x, kernel, strides, lowering)
     features = row_products.features(x.transpose(1, 3, 2, 0), kernel, strides, tile)
     return features.transpose(3, 0, 2, 1)
 
 
-def _tile(x: jax.Array, kernel: jax.Array, stride: int, lowering: str) -> int:
+def _tile(x: jax.Array, kernel: jax.Array, strides: tuple[int, int], lowering: str) -> int:
     """Return the outputs of a tile of Winograd's convolution; 0 to use "gemm" instead."""
-    num_outputs, width = x.shape[2] - kernel.shape[1] + 1, kernel.shape[1]
+    num_rows, num_outputs = (
+        Window(size, stride).positions(pixels)
+        for size, stride, pixels in zip(kernel.shape[:2], strides, x.shape[1:3], strict=True)
+    )
+    stride, width = strides[1], kernel.shape[1]
     possible = stride == 1 and x.dtype in (jnp.float32, jnp.float64)
     tile = winograd.best_tile(num_outputs, width) if possible else 0
     if lowering == "winograd" and not tile:
@@ -133,7 +137,7 @@ def _tile(x: jax.Array, kernel: jax.Array, stride: int, lowering: str) -> int:
             f"columns, a stride of {stride} along W and {x.dtype}; it takes at least 2 outputs, 2 "
             "to 7 columns, a stride of 1 and float32 or float64. Choose 'auto' or 'gemm'."
         )
-    worthwhile = winograd.saves_time(num_outputs, x.shape[0], kernel.shape)
+    worthwhile = winograd.saves_time((num_rows, num_outputs), x.shape[0], kernel.shape)
     return tile if lowering == "winograd" or (lowering == "auto" and worthwhile) else 0
 
 

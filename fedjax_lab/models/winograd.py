@@ -17,6 +17,7 @@ kernel h x w.
 """
 
 import functools
+import math
 from typing import NamedTuple
 
 import jax
@@ -30,6 +31,11 @@ from fedjax_lab.models.windows import Window
 # Small numbers with small differences, which keep rounding errors small; infinity follows them.
 _POINTS = (0.0, 1.0, -1.0, 2.0, -0.5, -2.0, 0.5)
 _MAX_TILE = 4  # float32: an error of 1e-6 of the largest output; 1e-5 with tiles of 5
+# Measured on one core of an x86 server.
+_FEW_COLUMNS = 16
+_MOST_COLUMNS = 4096
+_IN_CACHE = 2**21  # numbers
+_SMALL_PRODUCT = 60_000  # multiplications
 
 
 class _Maps(NamedTuple):
@@ -76,17 +82,20 @@ def best_tile(num_outputs: int, width: int) -> int:
     return best if best and costs[best] < num_outputs * width else 0
 
 
-def saves_time(num_outputs: int, batch: int, kernel: tuple[int, ...]) -> bool:
+def saves_time(outputs: tuple[int, int], batch: int, kernel: tuple[int, ...]) -> bool:
     """Return True if tiles are expected to be faster than the direct sums.
 
     The estimate models one core's work on an output row: a number read or written by the linear
-    maps costs as much as two multiplications in a matrix product, and matrices of few columns are
-    slow. Of 28 measured shapes, it chose the faster way on all where the two differed by a fifth.
+    maps costs as much as two multiplications in a matrix product, and small products are slow. Of
+    93 measured shapes it chose the form that is slower by a tenth or more on four
+    (``experiments/benchmarks/tiles.py``).
 
     Args:
-      num_outputs: W', at least 1.
+      outputs: (H', W').
+      kernel: (h, w, C, F).
     """
     height, width, channels, features = kernel
+    num_rows, num_outputs = outputs
     tile = best_tile(num_outputs, width)
     if not tile:
         return False
@@ -94,11 +103,14 @@ def saves_time(num_outputs: int, batch: int, kernel: tuple[int, ...]) -> bool:
     product = height * channels * features
     maps = 2 * (num_points * channels + tile * features)
     saved = num_outputs * width * product - num_tiles * num_points * (product + maps)
-    return num_tiles * batch >= 64 and saved > 0.1 * num_outputs * width * product
+    columns = num_tiles * batch
+    if _at_once(num_rows, columns, (num_points, height * channels, features)):
+        columns *= num_rows
+    return columns * product >= _SMALL_PRODUCT and saved > 0.1 * num_outputs * width * product
 
 
 def features(x: jax.Array, kernel: jax.Array, stride: int, tile: int) -> jax.Array:
-    """Correlate by tiles, one output row at a time: P products of [F, h C] and [h C, T B].
+    """Correlate by tiles: P products of [F, h C] and [h C, T B] for each output row.
 
     Args:
       x: [H, C, W, B], padded.
@@ -109,17 +121,28 @@ def features(x: jax.Array, kernel: jax.Array, stride: int, tile: int) -> jax.Arr
       [H', F, W', B].
     """
     height, width, _, num_features = kernel.shape
-    points = _to_points(written_out(x), width, tile)
-    matrices = _to_matrices(kernel, tile)
+    points, matrices = _to_points(written_out(x), width, tile), _to_matrices(kernel, tile)
+    window, (num_tiles, batch) = Window(height, stride), points.shape[3:]
+    num_rows = window.positions(x.shape[0])
+    images_first = num_tiles * batch <= num_features
 
-    def row(top):
-        products = _product(matrices, _rows(points, top, height), (2, 1))
-        products = products.reshape(len(products), num_features, *points.shape[3:])
-        return _combine(_maps(tile, width).outputs, _unstack(products, 0), axis=2)
+    def rows(under):
+        """[P, h C, R T B] -> R rows of features, [R, F, T, m, B]."""
+        if images_first:  # the weights are then read as they lie in memory
+            products = _product(under, matrices, (1, 1))
+            products = products.reshape(len(products), -1, num_tiles, batch, num_features)
+            products = jnp.moveaxis(products, -1, 2)
+        else:
+            products = _product(matrices, under, (1, 1))
+            products = products.reshape(*products.shape[:2], -1, num_tiles, batch).swapaxes(1, 2)
+        return _combine(_maps(tile, width).outputs, _unstack(products, 0), axis=3)
 
-    rows = lax.map(row, Window(height, stride).starts(x.shape[0]))
+    if _at_once(num_rows, num_tiles * batch, matrices.shape):
+        found = rows(_all_rows(points, window))
+    else:
+        found = lax.map(lambda top: rows(_rows(points, top, height)), window.starts(x.shape[0]))
     num_outputs = x.shape[2] - width + 1
-    return rows.reshape(len(rows), num_features, -1, x.shape[3])[:, :, :num_outputs]
+    return found.reshape(-1, num_features, num_tiles * tile, batch)[:, :, :num_outputs]
 
 
 def images_of(
@@ -132,20 +155,25 @@ def images_of(
       kernel: [h, w, C, F].
     """
     height, width, num_channels, _ = kernel.shape
-    matrices = _to_matrices(kernel, tile)
-    tiles = _tiles(features, tile)
+    matrices, tiles = _to_matrices(kernel, tile), _tiles(features, tile)
     num_points, num_tiles, batch = tile + width - 1, tiles.shape[2], features.shape[3]
+    window = Window(height, stride)
+
+    def under(tiles):
+        return _product(matrices, _to_products(tiles, tile, width), (2, 1))
 
     def add_to_points(total, row):
         top, tiles = row
-        rows = _product(matrices, _to_products(tiles, tile, width), (1, 1))
-        rows = rows.reshape(num_points, height, *total.shape[2:]).swapaxes(0, 1)
+        rows = under(tiles[None]).reshape(num_points, height, *total.shape[2:]).swapaxes(0, 1)
         rows = lax.dynamic_slice_in_dim(total, top, height) + rows
         return lax.dynamic_update_slice_in_dim(total, rows, top, 0), None
 
-    start = jnp.zeros((image[0], num_points, num_channels, num_tiles, batch), kernel.dtype)
-    tops = Window(height, stride).starts(image[0])
-    points, _ = lax.scan(add_to_points, start, (tops, tiles))
+    points = jnp.zeros((image[0], num_points, num_channels, num_tiles, batch), kernel.dtype)
+    if _at_once(len(tiles), num_tiles * batch, matrices.shape):
+        all_rows = functools.partial(_all_rows, window=window)
+        (points,) = jax.linear_transpose(all_rows, points)(under(tiles))
+    else:
+        points, _ = lax.scan(add_to_points, points, (window.starts(image[0]), tiles))
     return _to_pixels(points, image[1], width, tile)
 
 
@@ -159,21 +187,40 @@ def kernel_of(
       features: [H', F, W', B].
     """
     height, width = kernel
-    num_channels, num_features = x.shape[1], features.shape[1]
-    points = _to_points(written_out(x), width, tile)
-    like = jax.ShapeDtypeStruct((height, width, num_channels, num_features), x.dtype)
-    to_matrices = functools.partial(_to_matrices, tile=tile)
+    points, tiles = _to_points(written_out(x), width, tile), _tiles(features, tile)
+    window = Window(height, stride)
+
+    def matrices_of(under, tiles):
+        return _product(under, _to_products(tiles, tile, width), (2, 2))
 
     def add_to_matrices(total, row):
         top, tiles = row
-        products = _to_products(tiles, tile, width)
-        return total + _product(products, _rows(points, top, height), (2, 2)), None
+        return total + matrices_of(_rows(points, top, height), tiles[None]), None
 
-    matrices = jax.eval_shape(to_matrices, like)
-    start = jnp.zeros(matrices.shape, matrices.dtype)
-    rows = Window(height, stride).starts(x.shape[0]), _tiles(features, tile)
-    total, _ = lax.scan(add_to_matrices, start, rows)
-    return jax.linear_transpose(to_matrices, like)(total)[0]
+    shape = tile + width - 1, height * x.shape[1], features.shape[1]
+    columns = points.shape[3] * points.shape[4]
+    if _at_once(len(tiles), columns, shape):
+        matrices = matrices_of(_all_rows(points, window), tiles)
+    else:
+        rows = window.starts(x.shape[0]), tiles
+        matrices, _ = lax.scan(add_to_matrices, jnp.zeros(shape, x.dtype), rows)
+    matrices = matrices.reshape(shape[0], height, x.shape[1], shape[2])
+    return _combine(_maps(tile, width).kernel.T, _unstack(matrices, 0), axis=1)
+
+
+def _at_once(num_rows: int, columns: int, matrices: tuple[int, ...]) -> bool:
+    """Return True if all output rows are multiplied at once, which copies the rows under each.
+
+    One row at a time reads all matrices for a row's columns. That is slow where they do not fit
+    into a cache, or where columns are few.
+
+    Args:
+      num_rows: H'.
+      columns: T B, of a row.
+      matrices: (P, h C, F).
+    """
+    is_large = math.prod(matrices) > _IN_CACHE and columns <= matrices[2]
+    return (is_large or columns < _FEW_COLUMNS) and num_rows * columns <= _MOST_COLUMNS
 
 
 def _tiles(features: jax.Array, tile: int) -> jax.Array:
@@ -184,8 +231,8 @@ def _tiles(features: jax.Array, tile: int) -> jax.Array:
 
 
 def _to_products(tiles: jax.Array, tile: int, width: int) -> jax.Array:
-    """Apply the transpose of A^T to features: [F, T, m, B] -> [P, F, T B]."""
-    products = _combine(_maps(tile, width).outputs.T, _unstack(tiles, 2), axis=0)
+    """Apply the transpose of A^T to rows of features: [R, F, T, m, B] -> [P, F, R T B]."""
+    products = _combine(_maps(tile, width).outputs.T, _unstack(tiles, 3), axis=0).swapaxes(1, 2)
     return products.reshape(*products.shape[:2], -1)
 
 
@@ -195,16 +242,23 @@ def _rows(points: jax.Array, top: jax.Array, height: int) -> jax.Array:
     return rows.reshape(rows.shape[0], height * rows.shape[2], -1)
 
 
+def _all_rows(points: jax.Array, window: Window) -> jax.Array:
+    """Return the image rows under the kernel of each output row: -> [P, h C, H' T B]."""
+    rows = jnp.stack([window.elements(points, 0, i) for i in range(window.size)])
+    rows = rows.transpose(2, 0, 3, 1, 4, 5)  # [P, h, C, H', T, B]
+    return written_out(rows.reshape(len(rows), window.size * rows.shape[2], -1))
+
+
 def _product(left: jax.Array, right: jax.Array, axes: tuple[int, int]) -> jax.Array:
     """Compute P matrix products, each summed over one axis of either operand."""
     return lax.dot_general(left, right, (((axes[0],), (axes[1],)), ((0,), (0,))))
 
 
 def _to_matrices(kernel: jax.Array, tile: int) -> jax.Array:
-    """Apply G to the kernel: [h, w, C, F] -> [P, F, h C]."""
-    weights = jnp.asarray(_maps(tile, kernel.shape[1]).kernel, kernel.dtype)
-    points = jnp.einsum("pj,ijcf->pfic", weights, kernel, precision=lax.Precision.HIGHEST)
-    return points.reshape(*points.shape[:2], -1)
+    """Apply G to the kernel: [h, w, C, F] -> [P, h C, F]."""
+    weights = _maps(tile, kernel.shape[1]).kernel
+    matrices = _combine(weights, _unstack(kernel, 1), axis=0)
+    return matrices.reshape(len(matrices), -1, kernel.shape[3])
 
 
 def _to_points(x: jax.Array, width: int, tile: int) -> jax.Array:

@@ -203,7 +203,7 @@ def test_gradient_that_nobody_reads_is_not_computed(lowering, work):
         compiled = jax.jit(jax.grad(loss, arguments)).lower(x, kernel).compile()
         return compiled.as_text().count(work)
 
-    x, kernel = jnp.ones((4, 9, 9, 2)), jnp.ones((3, 3, 2, 4))
+    x, kernel = jnp.ones((16, 9, 9, 2)), jnp.ones((3, 3, 2, 4))
     assert count((0, 1)) == 3  # the features, and a gradient each
     assert count(1) == count(0) == 2
 

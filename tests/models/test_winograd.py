@@ -14,7 +14,8 @@ from tests.tiers import few
 
 TILES = [(tile, width) for width in range(2, 8) for tile in range(2, min(4, 9 - width) + 1)]
 # image, kernel, strides, padding: outputs that tiles divide and do not, fewer than a tile; all
-# widths of a kernel that tiles take; oblong kernels; a batch of one.
+# widths of a kernel that tiles take; oblong kernels; a batch of one. Rows of few columns, which are
+# multiplied at once, with images or kernels first.
 CASES = [
     ((2, 9, 12, 3), (5, 5, 3, 4), (1, 1), "VALID"),
     ((3, 8, 7, 2), (3, 3, 2, 5), (2, 1), "SAME"),
@@ -23,6 +24,11 @@ CASES = [
     ((2, 4, 9, 3), (3, 6, 3, 2), (1, 1), "SAME"),
     ((2, 4, 6, 2), (4, 4, 2, 2), (1, 1), "VALID"),
     ((2, 3, 8, 2), (2, 2, 2, 2), (1, 1), "VALID"),
+]
+# One row at a time, kernels or images first.
+ROW_BY_ROW = [
+    ((8, 5, 11, 2), (3, 3, 2, 4), (1, 1), "VALID"),
+    ((16, 7, 6, 2), (3, 3, 2, 17), (2, 1), "VALID"),
 ]
 
 
@@ -39,6 +45,7 @@ def test_maps_correlate(tile, width):
     ("shape", "kernel_shape", "strides", "padding", "dtype", "tolerance"),
     [
         *few(3, [(*case, np.float64, 1e-12) for case in CASES]),
+        *((*case, np.float64, 1e-12) for case in ROW_BY_ROW),
         *((*case, np.float32, 1e-5) for case in CASES[:1]),
         *(pytest.param(*case, np.float32, 1e-5, marks=pytest.mark.slow) for case in CASES[1:]),
     ],
@@ -131,8 +138,17 @@ def test_automatic_choice():
     assert chosen(*wide, jnp.bfloat16) == {"auto", "gemm"}
     assert chosen(*wide, stride=2) == {"auto", "gemm"}
     assert chosen((50, 28, 28, 1), (5, 5, 1, 32)) == {"auto", "gemm"}
-    assert chosen((4, 14, 14, 32), (5, 5, 32, 64)) == {"auto", "gemm"}
+    assert chosen((2, 14, 14, 4), (5, 5, 4, 8)) == {"auto", "gemm"}
     assert chosen((50, 14, 14, 32), (1, 1, 32, 64)) == {"auto", "gemm"}
+
+
+def test_all_rows_at_once():
+    """Where a row has few columns, or reads matrices that no cache holds; in bounded memory."""
+    assert winograd._at_once(32, 15, (6, 48, 16))
+    assert winograd._at_once(4, 20, (6, 1536, 512))
+    assert not winograd._at_once(32, 160, (6, 192, 64))
+    assert not winograd._at_once(4, 520, (6, 1536, 512))
+    assert not winograd._at_once(112, 56, (6, 1536, 512))
 
 
 def test_tiles_take_the_fewest_products():
