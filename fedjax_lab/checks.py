@@ -28,6 +28,13 @@ _INSIDE = (
     functools.__file__,
 )
 MOST_ROUNDS = LARGEST_INT = 2**31 - 1  # what an int32 counts
+# What JAX raises where a traced function needs the value of an argument.
+NEEDS_VALUE = (
+    jax.errors.ConcretizationTypeError,
+    jax.errors.NonConcreteBooleanIndexError,
+    jax.errors.TracerArrayConversionError,
+    jax.errors.TracerIntegerConversionError,
+)
 
 
 def is_traced(value: Any) -> bool:
@@ -344,10 +351,10 @@ def check_scalar_or_schedule(
     what = f"{argument} is {getattr(value, '__name__', repr(value))}, a schedule"
     try:
         found = jax.eval_shape(value, jax.ShapeDtypeStruct((), np.int32))
-    except jax.errors.ConcretizationTypeError as error:
+    except NEEDS_VALUE as error:
         raise TypeError(
             f"{what} that decides by the value of the round, which is traced: use "
-            "jnp.where(round < 10, 0.1, 0.01), or optax's schedules."
+            "jnp.where(round < 10, 0.1, 0.01), jnp.asarray(rates)[round], or optax's schedules."
         ) from error
     except TypeError as error:
         raise TypeError(f"{what} that returns no number: {error}") from error

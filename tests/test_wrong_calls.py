@@ -101,6 +101,7 @@ def planned(**changes):
 
 
 TABLE = {"who": ["a", "a", "b"], "age": [1.0, 2.0, 3.0], "out": [0, 1, 0]}
+RATES = np.array([0.1, 0.2])
 
 
 def masked(transform):
@@ -349,6 +350,7 @@ SIGNS_AND_SCHEDULES = [
     (lambda: fedavg(client_lr=by_python), ["client_lr is by_python", "jnp.where"]),
     (lambda: fedavg(server_lr=lambda t: jnp.ones(2)), ["server_lr is", "one number"]),
     (lambda: fedavg(client_lr=lambda t: "a"), ["client_lr is", "no number"]),
+    (lambda: fedavg(client_lr=lambda t: RATES[t]), ["client_lr is", "jnp.asarray(rates)[round]"]),
 ]
 RESULTS = [
     (lambda: scored(lambda p, e: (e.y.mean(), e.y.mean())), ["count_fn returned", "(12,)"]),

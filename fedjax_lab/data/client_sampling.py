@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_lab.checks import check_int, is_traced
+from fedjax_lab.checks import NEEDS_VALUE, check_int, is_traced
 from fedjax_lab.data.cyclic import CYCLIC
 from fedjax_lab.data.federated import FederatedArrays
 from fedjax_lab.data.poisson import POISSON
@@ -84,7 +84,8 @@ def check_cohorts(
     """Check the first cohorts of a custom sampler, at most ten.
 
     Raises:
-      TypeError: the sampler cannot be called, or does not return integers.
+      TypeError: the sampler cannot be called, does not return integers, or needs the value of
+        the round or the key, which are traced.
       ValueError: a cohort has not ``cohort_size`` ids, or an id occurs twice, is out of range, or
         belongs to a client without data; or the sampler draws without the key.
     """
@@ -98,9 +99,25 @@ def check_cohorts(
             "another source, such as numpy.random; a compiled program would repeat its first "
             "cohort in all rounds. Draw with the key: jax.random.choice(key, ...)."
         )
-    draw = jax.jit(lambda t: jnp.asarray(sample_cohort(round_keys(key, t).cohort, t)))
+    draw = jax.jit(lambda t: _ask(sample_cohort, round_keys(key, t).cohort, t))
     for t in range(min(rounds, _LOOKED_AT)):
         own_cohort(lambda _, t: draw(t), clients, key, jnp.asarray(t, jnp.int32), cohort_size)
+
+
+def _ask(sample_cohort: CohortSampler, key: Key, round: jax.Array) -> jax.Array:
+    """Call a custom sampler; returns what it returns, as an array.
+
+    Raises:
+      TypeError: it needs the value of a traced argument.
+    """
+    try:
+        return jnp.asarray(sample_cohort(key, round))
+    except NEEDS_VALUE as error:
+        raise TypeError(
+            "sample_cohort uses the value of its key or round, as int(round), `if` and NumPy do, "
+            "but both are traced in the compiled rounds: write jnp.asarray(table)[round] for "
+            "table[int(round)], and jnp.where(round < 10, a, b) for `if`."
+        ) from error
 
 
 def own_cohort(
@@ -120,7 +137,7 @@ def own_cohort(
     """
     available = clients.num_available
     cohort_size = check_int("cohort_size", cohort_size, minimum=1, maximum=available)
-    ids = jnp.asarray(sample_cohort(plain(key), round))
+    ids = _ask(sample_cohort, plain(key), round)
     if not jnp.issubdtype(ids.dtype, jnp.integer):
         raise TypeError(f"sample_cohort returned {ids.dtype}; client ids must be integers.")
     if ids.shape != (cohort_size,):

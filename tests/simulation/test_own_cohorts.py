@@ -125,6 +125,9 @@ def test_a_sweep_takes_it_too():
         np.testing.assert_allclose(swept.params["w"][0, index], single.params["w"], atol=1e-5)
 
 
+NEEDS = r"uses the value of its key or round, .* traced .*: write jnp\.asarray\(table\)\[round\]"
+
+
 @pytest.mark.parametrize(
     ("sampler", "message"),
     [
@@ -140,6 +143,15 @@ def test_a_sweep_takes_it_too():
         ),
         (lambda key, t: jnp.arange(3) - 1, r"\[-1, 0, 1\] in round 0; they must lie between"),
         ([0, 1, 2], r"sample_cohort is \[0, 1, 2\]; it must be a function"),
+        (lambda key, t: jnp.arange(3) + int(t), NEEDS),
+        (lambda key, t: np.eye(3, dtype=int)[t], NEEDS),
+        (lambda key, t: jnp.arange(3) if t < 2 else jnp.arange(1, 4), NEEDS),
+        (
+            lambda key, t: np.random.default_rng(np.asarray(jax.random.key_data(key))).permutation(
+                N
+            )[:3],
+            NEEDS,
+        ),
     ],
 )
 def test_bad_cohorts_are_refused(sampler, message):
