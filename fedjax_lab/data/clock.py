@@ -200,7 +200,7 @@ class ClientTimes:
     def _arrays(self) -> dict[str, np.ndarray]:
         """Return the values that differ between clients, [..., N], by name."""
         found = {name: getattr(self, name) for name in _OF_CLIENTS if np.ndim(getattr(self, name))}
-        if self.availability is not None and self.availability.shape[1] > 1:
+        if self.availability is not None and self.availability.size > 1:
             found["availability"] = self.availability
         return found
 
@@ -288,7 +288,11 @@ class ClientTimes:
         for name, array in self._arrays().items():
             size = array.shape[-1]
             if size != num_clients:
-                raise ValueError(f"times.{name} has {size} clients; N is {num_clients}.")
+                first = "[P, N], [N]" if name == "availability" else "[N]"
+                raise ValueError(
+                    f"times.{name} has {size} clients; N is {num_clients}. Its shape is "
+                    f"{array.shape}; it must be {first} or one number."
+                )
 
     def resolve(
         self, num_clients: int, bytes_up: Any, bytes_down: Any, gradients_per_step: int = 1
@@ -564,14 +568,16 @@ def _of_clients(name: str, value: Any) -> Any:
 
 
 def _availability(value: Any) -> np.ndarray:
-    """Check availabilities; returns bool or float32 [P, N] or [P, 1]."""
+    """Check availabilities; returns bool or float32 [P, N], or [1, 1] for one number."""
     array = np.asarray(value)
     if array.dtype.kind not in "bf":
         raise TypeError(
             f"availability has dtype {array.dtype}; it must be bool, or float probabilities."
         )
     if array.ndim > 2 or not array.size:
-        raise ValueError(f"availability has shape {array.shape}; it must be [P, N] or [N].")
+        raise ValueError(
+            f"availability has shape {array.shape}; it must be [P, N], [N] or one number."
+        )
     array = array.reshape(1, -1) if array.ndim < 2 else array
     if array.dtype.kind == "f":
         if not ((array >= 0) & (array <= 1)).all():

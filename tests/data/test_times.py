@@ -269,3 +269,21 @@ def test_bad_combinations():
         draw(ClientTimes(availability=0.5), 1, SCHEDULE._replace(cohort_size=13))
     with pytest.raises(ValueError, match=r"high is 0\.1; it must be finite and at least 0\.9"):
         diurnal_availability(3, low=0.9, high=0.1)
+
+
+def test_availability_of_one_column_is_not_that_of_all_clients():
+    column = np.array([[0.2], [0.5], [0.9]])
+    message = (
+        r"times\.availability has 1 clients; N is 12\. Its shape is \(3, 1\); it must be \[P, N\], "
+        r"\[N\] or one number"
+    )
+    times = ClientTimes(availability=column)
+    with pytest.raises(ValueError, match=message):
+        times.resolve(N, UP, DOWN)
+    with pytest.raises(ValueError, match=message):
+        times.take(np.arange(2), N)
+    with pytest.raises(ValueError, match="step_seconds of 12, availability of 1"):
+        ClientTimes(np.ones(N), availability=column)
+    np.testing.assert_array_equal(times.resolve(1, UP, DOWN).availability, np.float32(column))
+    of_all = ClientTimes(availability=0.5).resolve(N, UP, DOWN).availability
+    np.testing.assert_array_equal(of_all, np.full((1, N), 0.5))
