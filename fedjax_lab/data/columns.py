@@ -67,6 +67,8 @@ def read_columns(
         for name in several(of):
             is_category = True if name in given else (False if is_later else None)
             values, marks = table.column(argument, name, is_category)
+            if (argument, name) in found:
+                raise ValueError(f"{argument} names the column {name!r} twice; name it once.")
             known = given.get(name) or ()  # NA, for example, if the first table has it as a value
             marks = {mark: rows for mark, rows in marks.items() if mark not in known}
             found[argument, name] = Column(values, marks)

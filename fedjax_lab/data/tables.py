@@ -3,6 +3,7 @@
 Axes: n rows of a table.
 """
 
+import datetime
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -23,6 +24,8 @@ _ALLOWED = (
     "a data frame of pandas or polars, an Arrow table, a Dataset of Hugging Face, a path to a file "
     ".csv, .tsv or .parquet, or a mapping from the names of columns to arrays"
 )
+# Values that libraries read as dates, times and durations; the classes of pandas derive from these.
+_TIMES = (datetime.date, datetime.time, datetime.timedelta, np.datetime64, np.timedelta64)
 # An integer of which there is one spelling: 007, 1.0 and +1 are other ids than 7 and 1.
 _PLAIN_INTEGER = r"(-?[1-9][0-9]*|0)"
 _REMEDY = (
@@ -180,6 +183,8 @@ class Table:
                 array[rows] = array.dtype.type()  # an empty cell, which is a mark
             elif len(rows):
                 marks[""] = rows
+        if array.dtype.kind in "mM" and array.size:
+            raise _time_error(about, array.flat[0])
         if array.dtype.kind == "S" and array.ndim == 1:
             with errors_about(f"{about} has bytes that are no UTF-8 text", UnicodeDecodeError):
                 array = np.char.decode(array, "utf-8")
@@ -377,8 +382,20 @@ def _one_kind(about: str, array: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
             for value in array.ravel()
         ):
             return np.array(array.tolist()), np.flatnonzero(lacks)
+    for value in array.flat:
+        if isinstance(value, _TIMES):
+            raise _time_error(about, value)
     kinds = sorted({type(value).__name__ for value in array.ravel()})
     raise ValueError(
         f"{about} has {', '.join(kinds)}; it must have only numbers, only truth values or only "
         "text."
+    )
+
+
+def _time_error(about: str, value: Any) -> ValueError:
+    """Build the error for a column of dates, times or durations."""
+    return ValueError(
+        f"{about} has dates or times, such as {str(value)!r}; leave the column out, or convert "
+        "them to numbers, such as seconds (in pandas, (t - t.min()).dt.total_seconds()), or to "
+        "text if they are ids or categories."
     )

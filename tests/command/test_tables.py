@@ -258,6 +258,7 @@ def test_rows_without_clients_are_divided_by_a_scheme(folder, capsys):
         (TABLE, "target is missing"),
         ([*TABLE, "--target", "reponse"], "target is 'reponse'; it must be one of"),
         ([*TABLE, "--target", "response", "--x", "weight"], "x is 'weight'; it must be one of"),
+        ([*OF_NUMBERS, "--x", "age", "age"], "x names the column 'age' twice"),
         (["--dataset", "csv:users.csv", "--target", "response"], "to hold out clients, set"),
         (["--dataset", "csv:none.csv", "--client", "u", "--target", "y"], "there is no such file"),
         (["--dataset", "csv:users.parquet"], "the file must end in .csv"),

@@ -1,6 +1,7 @@
 """Small files as people have them, against csv, json and struct; and those that are refused."""
 
 import csv
+import datetime
 import io
 import json
 import re
@@ -343,6 +344,50 @@ def test_text_and_missing_values_of_frames(library):
     assert read(["60", "51", "9", "100"], categories={"a": None})["p"] == [([2], [0]), ([3], [0])]
     assert read(["60", "51", "9", "100"], categories={})["p"] == [([60], [0]), ([9], [0])]
     assert read([3, 10, 3, 5], categories={"a": ["10", "3", "5"]})["q"] == [([0], [1]), ([2], [1])]
+
+
+NOON = datetime.datetime(2020, 1, 2, 12)
+TIMES = {
+    "instants": [NOON, NOON + datetime.timedelta(hours=1), NOON],
+    "dates": [NOON.date()] * 3,
+    "durations": [datetime.timedelta(minutes=30)] * 3,
+    "a gap": [NOON, None, NOON],
+}
+
+
+@pytest.mark.parametrize("kind", TIMES)
+@pytest.mark.parametrize("library", FRAMES)
+def test_times_say_what_to_do(library, kind):
+    table = FRAMES[library]({"u": ["p", "q", "p"], "a": [1, 2, 3], "when": TIMES[kind]})
+    for argument in ("client", "x", "y"):
+        names = {"client": "u", "x": "a", "y": "a", argument: "when"}
+        message = (
+            rf"{argument}: the column 'when' has dates or times, such as "
+            "'.*(2020-01-02|0:30:00).*'; leave the column out, or convert .* such as seconds"
+        )
+        with pytest.raises(ValueError, match=message):
+            data.from_table(table, **names)
+
+
+@pytest.mark.parametrize("dtype", ["M8[ns]", "M8[D]", "m8[s]"])
+def test_arrays_of_times_say_what_to_do(dtype):
+    table = {"u": ["p", "q"], "when": np.zeros(2, dtype), "y": [0, 1]}
+    with pytest.raises(ValueError, match=r"x: the column 'when' has dates or times, .* seconds"):
+        data.from_table(table, client="u", x="when", y="y")
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        ({"x": ["a", "a"]}, "x names the column 'a' twice; name it once"),
+        ({"x": ["a", "b", "a"]}, "x names the column 'a' twice"),
+        ({"y": ["y", "y"]}, "y names the column 'y' twice"),
+    ],
+)
+def test_a_column_that_is_named_twice(names, message):
+    table = {"u": ["p", "q"], "a": [1.5, 2.5], "b": [3.0, 4.0], "y": [0, 1]}
+    with pytest.raises(ValueError, match=message):
+        data.from_table(table, **{"client": "u", "x": "a", "y": "y", **names})
 
 
 @pytest.mark.parametrize("library", ["pandas", "polars", "pyarrow", "datasets"])
