@@ -215,8 +215,8 @@ class DataSettings:
 
     missing: tuple[str, ...] = ()
     """For a table: meaning of missing values. drop: leave out their rows; mean: the mean of the
-    column; a number; keep: a category of its own. Two of these are for columns of numbers and of
-    text: mean keep. MARK=MEANING for single marks, such as ?=drop. None: missing values are
+    training rows; a number; keep: a category of its own. Two of these are for columns of numbers
+    and of text: mean keep. MARK=MEANING for single marks, such as ?=drop. None: missing values are
     errors."""
 
     test_split: str = DEFAULT_TEST_SPLIT

@@ -69,6 +69,7 @@ class TableData(NamedTuple):
       tests: the same clients with their own test examples; None if there are none.
       classes: number of classes; None for a regression.
       table: hash of all rows, if a seed divides them into training and test examples; or None.
+        A missing value counts as the mean of all rows there, not as that of the training rows.
     """
 
     train: data.Examples
@@ -180,9 +181,12 @@ def load_table(settings: DataSettings, seed: int) -> TableData:
                 own = _Clients(np.asarray(in_test.sizes), in_test.names)
         seen = _Clients(np.asarray(in_train.sizes), in_train.names)
         train, test = np.asarray(in_train.indices), np.asarray(in_test.indices)
+    table_hash = hash_arrays((x, y, owners and owners.of_rows))  # the same for each seed
+    if found.means:  # now that the training rows are known, whose means fill gaps
+        x = _read(table, inputs, settings, training=train).examples.x
     arrays = {"x_train": x[train], "y_train": y[train], "x_test": x[test], "y_test": y[test]}
     divided = _checked(settings, arrays, y, seen, own)
-    return divided._replace(table=hash_arrays((x, y, owners and owners.of_rows)))
+    return divided._replace(table=table_hash)
 
 
 def parse_missing(texts: Sequence[str]) -> Any:
@@ -236,7 +240,11 @@ def _other_columns(table: Table, settings: DataSettings) -> tuple[str, ...]:
 
 
 def _read(
-    table: Table, inputs: Sequence[str], settings: DataSettings, first: TableExamples | None = None
+    table: Table,
+    inputs: Sequence[str],
+    settings: DataSettings,
+    first: TableExamples | None = None,
+    training: np.ndarray | None = None,
 ) -> TableExamples:
     """Read inputs [n, ...], targets and ids of the table, with the dtypes for the task.
 
@@ -251,6 +259,7 @@ def _read(
         client=None if lacks_ids else settings.client,
         categories=dict.fromkeys(settings.categories) or None,
         first=first,
+        training=training,
         names=("x", "target"),
     )
     y = found.examples.y

@@ -47,6 +47,7 @@ def read_columns(
     client: Any = None,
     categories: Categories | None = None,
     first: TableExamples | None = None,
+    training: np.ndarray | None = None,
     names: tuple[str, str] = ("x", "y"),
 ) -> TableExamples:
     """Read inputs, targets and clients' ids of a table.
@@ -54,6 +55,8 @@ def read_columns(
     Args:
       x, y, client, categories: as in ``from_table``; without ``client`` there are no ids.
       first: what was read from an earlier table: its types, categories and means are used.
+      training: int [m], the rows whose numbers make the means, counted without the dropped ones;
+        None: all.
 
     Raises:
       ValueError: as ``from_table``.
@@ -79,6 +82,10 @@ def read_columns(
         found["client", client] = table.ids("client", client)
     _check_lengths(found)
     chosen = ~_dropped(table, found)
+    known = chosen  # the rows that means may depend on
+    if training is not None:
+        known = np.zeros_like(chosen)
+        known[np.flatnonzero(chosen)[training]] = True
     ids = None
     if client is not None:
         of_rows = found["client", client].values
@@ -95,7 +102,7 @@ def read_columns(
             if isinstance(column.values, Text):
                 parts.append(_codes(argument, name, column.values, chosen, given, used))
             else:
-                parts.append(_filled(table, argument, name, column, chosen, means))
+                parts.append(_filled(table, argument, name, column, chosen, known, means))
         joined.append(_joined(argument, of, parts))
     inputs, targets = joined
     if targets.dtype == bool:  # losses take classes
@@ -160,9 +167,14 @@ def _filled(
     name: Any,
     column: Column,
     chosen: np.ndarray,
+    known: np.ndarray,
     means: dict[Any, float],
 ) -> np.ndarray:
-    """Return the numbers of the chosen rows, with missing values filled in."""
+    """Return the numbers of the chosen rows, with missing values filled in.
+
+    Args:
+      known: bool [n], the rows whose numbers make the mean.
+    """
     array, missing = column.values, table.missing
     assert isinstance(array, np.ndarray)
     if array.dtype.kind not in "biuf":
@@ -170,7 +182,7 @@ def _filled(
             f"{argument} is {name!r}, of dtype {array.dtype}; it must be numbers or text."
         )
     if argument == "x" and array.ndim == 1 and missing.has("mean"):
-        has_value = chosen.copy()
+        has_value = known.copy()
         for rows in column.marks.values():
             has_value[rows] = False
         if name not in means and has_value.any():
@@ -181,7 +193,8 @@ def _filled(
             continue
         if meaning == "mean" and name not in means:
             raise ValueError(
-                f"missing is 'mean', and {argument}: the column {name!r} has no other numbers."
+                f"missing is 'mean', and {argument}: the column {name!r} has no other numbers, "
+                "or none in a training row."
             )
         number = means[name] if meaning == "mean" else meaning
         array = array.astype(_dtype_with(array.dtype, number))

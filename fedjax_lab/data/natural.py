@@ -71,6 +71,8 @@ def from_table(
         first table, ``dict(train.categories)``, all other columns must be numbers.
       missing: what a missing value means: "drop" (leave the row out), "mean" (of the column's other
         numbers) or a number to fill in, both in ``x`` alone, or "keep" (a category like others).
+        The mean is of all rows, also those that ``split_clients`` or ``split_examples`` hold out
+        later; where held-out rows must not count, fill the gaps yourself.
         None and NaN are missing, and in text the marks ``cells.MARKS`` (an empty cell, ?, NA, N/A,
         NaN, null, None, - and .; among categories not ?, None, - and .). A pair is for columns of
         numbers and of text, such as ("mean", "keep"). A mapping from marks to

@@ -226,6 +226,39 @@ def test_columns_of_categories_and_missing_values(folder):
         table_of(**about)
 
 
+GAPS = ["NA", 51, 9, 100, 47, "NA", 29, 73]
+
+
+@pytest.mark.parametrize(
+    ("client", "split"),
+    [("user", "clients:1"), ("user", "examples:0.5"), (None, "examples:0.5")],
+)
+def test_a_mean_that_fills_gaps_is_that_of_the_training_rows(folder, client, split):
+    write("train.csv", **small(age=GAPS))
+    about = {"dataset": "csv:train.csv", "target": ("ill",), "x": ("age",), "missing": ("mean",)}
+    if client is None:
+        about |= {"client": None, "num_clients": 2}
+    found = table_of(**about, test_split=split)
+    ages = [age for age in found.train.x[:, 0].tolist() if age in GAPS]
+    everything = np.concatenate([found.train.x, found.test.x])[:, 0].tolist()
+    filled = [age for age in everything if age not in GAPS]
+    assert sorted(set(everything) - set(filled)) == sorted(set(GAPS) - {"NA"})
+    assert filled == [np.float32(np.mean(ages))] * 2
+    # Another seed holds out others; the table is the same.
+    assert table_of(**about, test_split=split, seed=5).table == found.table
+
+
+def test_training_rows_without_a_number_have_no_mean(folder):
+    about = {"dataset": "csv:train.csv", "target": ("ill",), "missing": ("mean",)}
+    about |= {"x": ("age",), "test_split": "clients:1"}
+    write("train.csv", **small())
+    (seen,) = table_of(**about).clients.names
+    ages = ["NA" if user == seen else 7 for user in ["p", "q"] * 4]
+    write("train.csv", **small(age=ages))
+    with pytest.raises(ValueError, match="'age' has no other numbers, or none in a training row"):
+        table_of(**about)
+
+
 @pytest.mark.methods
 def test_classes_of_text_from_parquet(folder, capsys):
     words = ["--dataset", "parquet:users.parquet", "--client", "user", "--target", "group"]
