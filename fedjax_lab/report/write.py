@@ -15,7 +15,7 @@ from fedjax_lab.report.pivot import Pivot, check_axes, pivot_text, pivots_of
 from fedjax_lab.report.runs import REPORT, Run, load_runs
 from fedjax_lab.report.sections import Section, sections_of, warn_of_unknown_scores
 from fedjax_lab.report.style import FORMS
-from fedjax_lab.report.tables import report_text
+from fedjax_lab.report.tables import figures_in, report_text
 
 CLIENTS = "clients.csv"
 
@@ -81,6 +81,8 @@ def write_report(
 
     Runs with different data sets, metrics, numbers of rounds or settings get separate sections.
     clients.csv has the score of each client, if the runs have it; see ``csv_text.clients_csv``.
+    Figures and clients.csv of an earlier report in the folder are deleted if the new one does not
+    have them. Its figures as vectors stay.
 
     Args:
       directories: run directories, or directories that contain some.
@@ -122,8 +124,12 @@ def write_pages(report: Report, out: str | Path | None = None, figures: str = "p
         write_figures(section.groups, folder, prefix, figures)
         for section, prefix in zip(sections, prefixes, strict=True)
     ]
+    written = {name for part in shown for name, _ in part}
     if any(map(client_scores, runs)):
         write_text(folder / CLIENTS, clients_csv(sections))
+        written.add(CLIENTS)
+    for name in _files_of(folder / REPORT) - written:
+        (folder / name).unlink(missing_ok=True)
     first = ""
     if pivots:
         rows, columns = pivots[0].axes
@@ -131,6 +137,15 @@ def write_pages(report: Report, out: str | Path | None = None, figures: str = "p
         first = f"## {rows.capitalize()} by {columns}\n\n{tables}"
     write_page(report_text(sections, report.target, shown, report.title, first), folder / REPORT)
     return folder / REPORT
+
+
+def _files_of(report: Path) -> set[str]:
+    """Return the files besides its pages that an earlier report wrote: its figures, clients.csv."""
+    if not report.is_file():
+        return set()
+    figures = set(figures_in(report.read_text(encoding="utf-8", errors="replace")))
+    has_scores = any(name.endswith("clients.png") for name in figures)
+    return figures | ({CLIENTS} if has_scores else set())
 
 
 def write_page(markdown: str, path: Path) -> None:

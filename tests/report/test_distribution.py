@@ -10,7 +10,7 @@ from scipy import stats
 
 from fedjax_lab.report import figures, load_runs, summary_table, write_report
 from fedjax_lab.report.csv_text import clients_csv
-from fedjax_lab.report.distribution import clients_figure, spread_measures
+from fedjax_lab.report.distribution import client_scores, clients_figure, spread_measures
 from fedjax_lab.report.formats import format_report
 from fedjax_lab.report.sections import sections_of
 from fedjax_lab.report.tables import accuracy_table
@@ -99,6 +99,36 @@ def test_a_file_has_the_score_of_each_client(runs, tmp_path, monkeypatch):
     assert of_run[0].items() >= {**first, "metric": "accuracy (%)", "value": "50.0"}.items()
     numbered = [line["client"] for line in lines if line["run"] == str(runs / "uneven1")]
     assert numbered == [str(i) for i in (0, 1, *range(3, 12))]
+
+
+def test_a_report_leaves_nothing_of_an_earlier_one_in_its_folder(runs, tmp_path, monkeypatch):
+    """Files of the user's stay, also figures as vectors, of which nothing says who wrote them."""
+
+    def drawn(groups, folder, prefix, form):
+        scored = any(map(client_scores, (run for group in groups for run in group.runs)))
+        names = ["accuracy.png", *["clients.png"] * scored]
+        for name in names:
+            (folder / name).write_bytes(b"figure")
+        return [(name, f"What [{name}] shows (in `%`).") for name in names]
+
+    def there():
+        return {file.name for file in out.iterdir()}
+
+    monkeypatch.setattr("fedjax_lab.report.write.write_figures", drawn)
+    out, written = tmp_path / "out", {"report.md", "report.html", "accuracy.png"}
+    out.mkdir()
+    (out / "report.md").write_text("# Mine\n\n![a loss](loss.png)\n\nMy loss.\n")
+    own = {"loss.png", "clients.csv.old", "accuracy.pdf", "notes.csv"}
+    for name in own:
+        (out / name).write_text("mine")
+    write_report([runs], out)
+    assert there() == {*own, *written, "clients.png", "clients.csv"}
+    plain = write_run(tmp_path / "plain", [0.4, 0.5])
+    write_report([plain], out)
+    assert there() == {*own, *written}
+    (out / "clients.csv").write_text("mine")
+    write_report([plain], out)
+    assert there() == {*own, *written, "clients.csv"}
 
 
 def test_runs_without_scores_of_clients_have_no_column_of_them(tmp_path):
