@@ -34,6 +34,8 @@ _OF_CLIENTS = ("step_seconds", "download", "upload", "latency")
 # Folded into the run's key, apart from the numbers of rounds.
 _SPEED, _STEPS = jnp.iinfo(jnp.uint32).max, jnp.iinfo(jnp.uint32).max - 1
 _PRESENT = 0  # folded into the round's key for the cohort
+# Types of the attributes of ``Devices`` that are compared, and recorded, by their values.
+PLAIN = (int, float, str, np.generic, type(None))
 
 
 @suggest_keywords
@@ -86,8 +88,7 @@ class Devices:
     def _compared(self) -> tuple[Any, ...]:
         """Return what a program depends on, also of attributes that a subclass adds."""
         values = vars(self).items()
-        is_plain = (int, float, str, np.generic, type(None))
-        return type(self), *((n, v if isinstance(v, is_plain) else id(v)) for n, v in values)
+        return type(self), *((n, v if isinstance(v, PLAIN) else id(v)) for n, v in values)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Devices) and self._compared() == other._compared()
@@ -463,7 +464,11 @@ def first_to_finish(
       The ids of the cohort, int32 [S], in the order of sampling; their K_i; the simulated
       seconds until each is done, float [S]; which ones take a step, do not fail and are in
       time, bool [S]; and metrics of the round.
+
+    Raises:
+      ValueError: as ``check_devices``.
     """
+    check_devices(times, devices)
     client_ids, known, planned, steps = asked
     is_client = (client_ids < num_clients) & (planned > 0)
     reports = (client_ids < num_clients) & asked.in_time(times)

@@ -28,7 +28,7 @@ from fedjax_lab.checks import (
     is_traced,
 )
 from fedjax_lab.data.client_sampling import SAMPLINGS, CohortSampler, own_cohort, sample_cohort
-from fedjax_lab.data.clock import Asked, Devices, check_devices, first_to_finish, steps_taken
+from fedjax_lab.data.clock import PLAIN, Asked, Devices, first_to_finish, steps_taken
 from fedjax_lab.data.dtypes import to_device
 from fedjax_lab.data.example_order import WORDS, shuffled
 from fedjax_lab.data.federated import FederatedArrays, PartitionInfo
@@ -98,7 +98,6 @@ class ScheduleOptions(TypedDict, total=False):
 
 _WEIGHTS = ("examples", "uniform")
 _WORK = ("local_steps", "local_epochs")
-_PLAIN = (int, float, str, np.generic, type(None))
 
 
 class Schedule(NamedTuple):
@@ -142,7 +141,7 @@ class Schedule(NamedTuple):
         """Return the entries of config.json, without those of which hashes are recorded."""
         devices = None
         if self.devices is not None:
-            devices = {n: v for n, v in vars(self.devices).items() if isinstance(v, _PLAIN)}
+            devices = {n: v for n, v in vars(self.devices).items() if isinstance(v, PLAIN)}
             if type(self.devices) is not Devices:
                 devices["class"] = type(self.devices).__qualname__
         hashed = ("sample_cohort", "client_constants")
@@ -280,7 +279,6 @@ class Schedule(NamedTuple):
         round = jnp.asarray(round, jnp.int32)
         keys = round_keys(compact(threefry(key)), round)
         devices, times = self.devices, clients.times
-        check_devices(times, devices)
         ids, slots, expected, measured = sample_cohort(
             keys, clients, round, self.cohort_size, self.sampling, self.sample_cohort
         )
