@@ -39,6 +39,7 @@ COVERS = {
     "command/test_wrappers": "command/build command/config_checks",
     "command/test_config": "command/build command/config_checks command/config_file "
     "command/options command/settings",
+    "command/test_factories": "command/own_code",
     "command/test_grid": "command/combinations command/launch",
     "command/test_own_data": "command/loading",
     "command/test_personal": "command/client_model command/client_scores",

@@ -17,7 +17,7 @@ from fedjax_lab.command.commands import PROG, RunCommand
 from fedjax_lab.command.config import RunConfig
 from fedjax_lab.command.config_file import format_settings, is_yaml
 from fedjax_lab.command.distributed import join, leave
-from fedjax_lab.command.factories import own_sources
+from fedjax_lab.command.own_code import own_sources
 from fedjax_lab.command.reports import print_tables
 from fedjax_lab.command.screen import print_rows
 from fedjax_lab.estimates import digits_of_amount, estimate, format_estimate

@@ -18,16 +18,11 @@ from fedjax_lab.command.build import build_algorithm
 from fedjax_lab.command.client_scores import ClientTests, build_client_tests, score_result
 from fedjax_lab.command.config import RunConfig
 from fedjax_lab.command.config_checks import parse_attack
-from fedjax_lab.command.factories import (
-    build_model,
-    find,
-    is_own,
-    own_sources,
-    sources,
-)
+from fedjax_lab.command.factories import build_model, find, is_own
 from fedjax_lab.command.last_method import last_or_new
 from fedjax_lab.command.loading import load_divided
 from fedjax_lab.command.options import defaults_of
+from fedjax_lab.command.own_code import own_sources, sources
 from fedjax_lab.command.schedules import depends_on_rounds
 from fedjax_lab.command.settings import DataSettings, said_of
 from fedjax_lab.command.table_data import TableData
