@@ -7,7 +7,8 @@ from fedjax_lab.data.cohort import Schedule
 from fedjax_lab.data.streams import AnyClients
 from fedjax_lab.round import Algorithm
 from fedjax_lab.simulation.client_data import with_times, without_examples
-from fedjax_lab.simulation.computation import Computation, params_of
+from fedjax_lab.simulation.computation import Computation
+from fedjax_lab.simulation.going_on import going_on_from, params_of
 from fedjax_lab.simulation.host_store import with_all_rows
 from fedjax_lab.simulation.processes import Processes
 from fedjax_lab.types import FedState, Params
@@ -48,5 +49,5 @@ def computation_of(
     clients = with_times(clients, times, algorithm, model)
     if state is not None:
         state = processes.gathered(state, everywhere=True)
-        run = run.going_on_from(state, without_examples(clients, schedule, run.eval_every))
+        run = going_on_from(state, run, without_examples(clients, schedule, run.eval_every))
     return run, clients

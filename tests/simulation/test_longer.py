@@ -24,7 +24,7 @@ from fedjax_lab.data.cohort import Schedule
 from fedjax_lab.report.distribution import client_scores
 from fedjax_lab.report.runs import load_runs
 from fedjax_lab.simulation import run_log
-from fedjax_lab.simulation.computation import _with_arguments
+from fedjax_lab.simulation.going_on import with_arguments
 from fedjax_lab.wrappers.attacks import attackers
 from fedjax_lab.wrappers.ranks import with_ranks
 from tests.simulation.test_run import (
@@ -351,7 +351,7 @@ def test_a_state_brings_no_arguments_of_its_method(wrap, first, second, where, e
 def test_a_state_brings_no_ranks():
     params = models.init_adapters(jax.random.key(0), {"w": jnp.ones((4, 4))}, "w", 2)
     old, new = (with_ranks(FEDAVG, ranks) for ranks in ([1, 1, 2], [2, 1, 1]))
-    state = _with_arguments(new, old.init(params, 3))
+    state = with_arguments(new, old.init(params, 3))
     np.testing.assert_array_equal(state.clients.rank, [2, 1, 1])
 
 
