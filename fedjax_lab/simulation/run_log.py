@@ -34,13 +34,11 @@ Row = dict[str, Any]
 
 
 class Saved(Protocol):
-    """What has checkpoints: the state of a run, or of the runs of a sweep, as in ``Chunks``.
+    """What has checkpoints: the state of a run, or of the runs of a sweep, as in ``Chunks``."""
 
-    Attributes:
-      compile_seconds: time spent compiling in this call so far.
-    """
-
-    compile_seconds: float
+    @property
+    def compile_seconds(self) -> float:
+        """Time spent compiling in this call so far."""
 
     @property
     def params(self) -> Params:

@@ -56,11 +56,11 @@ from fedjax_lab.simulation.run_log import Row, Stopwatch
 from fedjax_lab.simulation.stop import check_not_ended, end_later_runs, stop_on_signal
 from fedjax_lab.simulation.sweep_log import SweepFolder
 from fedjax_lab.simulation.sweep_program import (
+    Group,
     Program,
     SweptRun,
-    advance_group,
-    restore_rows,
-    summary_of,
+    choose_size,
+    trace_evaluation,
 )
 from fedjax_lab.simulation.sweep_result import (
     Point,
@@ -183,10 +183,12 @@ def sweep(
     client_data = client_data_of(first, clients)
     client_data.check(first)
     runs = _runs(first, client_data.clients, algorithms, points, models, seeds)
+    state = first.shapes(client_data.clients)
+    score, resident, scores = trace_evaluation(evaluate, first.algorithm, state)
 
     # Where, and where it is recorded.
-    may_end = stop_when is not None
-    program = Program(first, build, client_data.clients, of_clients, of_runs, evaluate, may_end)
+    placed = client_data.clients, of_clients, of_runs
+    program = Program(first, build, *placed, score, resident, may_end=stop_when is not None)
     record: Row = {}
     if run_dir is not None:
         functions, asked = {"evaluate": evaluate}, {"run_map": run_map, "client_map": client_map}
@@ -194,8 +196,12 @@ def sweep(
         lowered = program.lower_one(runs[0], eval_every)  # whatever rounds there are
         record = sweep_identity(one, of_runs, asked, points, seeds, models, lowered)
     folder = SweepFolder(run_dir, checkpoint_every, record)
-    program.fit(runs, first.chunk_length(0), max_bytes, folder.runs_at_once)
-    groups = [runs[i : i + program.size] for i in range(0, len(runs), program.size)]
+    if folder.runs_at_once is None:
+        size = choose_size(program, runs, first.chunk_length(0), state, max_bytes)
+    else:
+        multiple = of_runs.client_map.multiple
+        size = multiple * -(-folder.runs_at_once // multiple)
+    groups = [runs[i : i + size] for i in range(0, len(runs), size)]
     bar = Progress(f"sweep of {first.algorithm.name}", rounds * len(groups), progress)
     bar.start_clock()
 
@@ -205,27 +211,28 @@ def sweep(
         for index, of_group in enumerate(groups):
             if stop.is_set() and ended:
                 break
-            program.start(of_group)
-            with closing(folder.open(index, program.size)) as log:
-                rows, done = log.resume(program), log.saved
-                restore_rows(of_group, rows, done, stop_when)
+            group = Group(program, of_group, size)
+            with closing(folder.open(index, size)) as log:
+                rows, done = log.resume(group), log.saved
+                group.restore_rows(rows, done, stop_when)
                 if done:
                     bar.go_on_from(index * rounds + done)
-                chunks = advance_group(program, of_group, done, first.chunk_length, stop_when)
+                chunks = group.run_chunks(done, first.chunk_length, stop_when)
                 for done, new in chunks:
                     rows += new
                     log.rows(new)
                     log.checkpoint(done, rows)
-                    bar.update(index * rounds + done, summary_of(of_group, program.scores))
+                    bar.update(index * rounds + done, group.summary(scores))
                     if stop.is_set():
                         break
                 log.checkpoint(done, rows, ends=True)
-            ended.append((program.params, log.clock))
+            ended.append((group.params, log.clock))
+            del group, log  # the next group takes their memory
     if stop.is_set():
         end_later_runs(stop.signal, this_call)
     else:
         warn_without_steps([run.history for run in runs])
-    return _result(first, points, seeds, runs, ended, program.size, of_runs.client_map.name)
+    return _result(first, points, seeds, runs, ended, size, of_runs.client_map.name)
 
 
 def _runs(

@@ -90,8 +90,49 @@ def group_size(num_runs: int, multiple: int, capacity: int) -> int:
     return multiple * -(-units // groups)
 
 
+def no_scores(resident: PyTree, params: Params) -> dict[str, jax.Array]:
+    """Evaluate nothing."""
+    return {}
+
+
+def trace_evaluation(
+    evaluate: Callable[[Params], Mapping[str, Any]] | None, algorithm: Algorithm, state: FedState
+) -> tuple[Callable[[PyTree, Params], PyTree], PyTree, tuple[str, ...]]:
+    """Trace ``evaluate`` once, so that its data become arguments of programs, not constants.
+
+    Args:
+      evaluate: as in ``sweep``.
+      algorithm: the method of one of the runs.
+      state: shapes of its state.
+
+    Returns:
+      ((resident, params) -> {name: scalar}; resident, the arrays that the function reads in
+      addition to the params; the names).
+
+    Raises:
+      TypeError: the function cannot be traced, or returns no dict.
+      ValueError: it returns an array.
+    """
+    if evaluate is None:
+        return no_scores, (), ()
+    try:
+        score, arrays, shapes = trace_open(evaluate, jax.eval_shape(algorithm.params, state))
+    except jax.errors.JAXTypeError as error:
+        raise TypeError(
+            "evaluate cannot be traced; in a sweep it must consist of JAX operations, without "
+            f"float(), NumPy functions or `if` on values that depend on the params. {error}"
+        ) from error
+    check_scores("evaluate", shapes)
+    for name, shape in shapes.items():
+        if shape.shape != ():
+            raise ValueError(
+                f"evaluate returned {name} of shape {shape.shape}; it must be a scalar."
+            )
+    return score, list(arrays), tuple(shapes)
+
+
 class Program:
-    """The compiled programs of a group of runs: their start, a chunk of rounds, the global models.
+    """The functions that are compiled for groups of runs: the start, a chunk of rounds, the models.
 
     Args:
       run: the computation of one of the runs.
@@ -99,14 +140,16 @@ class Program:
       clients: the clients' data, which all runs share, as they share frozen weights.
       of_clients: the placement of the clients of a run.
       of_runs: the placement of the runs.
-      evaluate: as in ``sweep``.
+      score: (resident, params of a run) -> its scores.
+      resident: arrays that ``score`` reads.
       may_end: whether single runs may end before the others; these are then not computed (with the
         run map ``vmap``, they are computed and not used).
 
     Attributes:
-      size: number of runs that are computed; ``count`` of them are asked for.
-      structure: structure of a run's state.
-      scores: names of what ``evaluate`` returns.
+      place: the placement of the runs.
+      data: the clients' data and frozen weights.
+      resident: as given, on the devices.
+      watch: warns of what it finds in the metrics of the runs.
       compile_seconds: time spent compiling.
     """
 
@@ -117,174 +160,47 @@ class Program:
         clients: FederatedArrays,
         of_clients: Placement,
         of_runs: Placement,
-        evaluate: Callable[[Params], Mapping[str, Any]] | None = None,
+        score: Callable[[PyTree, Params], PyTree] = no_scores,
+        resident: PyTree = (),
         may_end: bool = False,
     ):
         self._run_of = lambda point: dataclasses.replace(run, algorithm=build(**point))
-        self._of_clients, self._evaluate = of_clients, evaluate
-        self._place, self._run_map = of_runs, of_runs.client_map
-        self._data = of_runs.copies((clients, jax.tree.map(jnp.asarray, run.frozen)))
-        self._resident: PyTree = ()  # arrays that ``evaluate`` reads in addition to the params
-        self._score: Callable[[PyTree, Params], PyTree] = lambda resident, params: {}
-        self.scores: tuple[str, ...] = ()
-        self._compiled: dict[Any, Any] = {}
-        self._watch = Watch(None, run.on_nonfinite)
+        self._of_clients, self._score = of_clients, score
+        self.place, self.may_end = of_runs, may_end
+        self.data = of_runs.copies((clients, jax.tree.map(jnp.asarray, run.frozen)))
+        self.resident = of_runs.copies(resident)
+        self.watch = Watch(None, run.on_nonfinite)
+        self._compiled: dict[tuple[Any, int], jax.stages.Compiled] = {}
         self.compile_seconds = 0.0
-        self.size = self.count = 0
-        self._may_end = may_end
 
-    def fit(
-        self, runs: list[SweptRun], length: int, max_bytes: int | None, size: int | None = None
-    ) -> None:
-        """Choose the size of a group by compiling its program.
-
-        The first guess comes from the size of the states, the answer from the memory that the
-        compiled program needs.
-
-        Args:
-          size: the size, if it is known; nothing is compiled yet. None: it is chosen.
-
-        Raises:
-          ValueError: ``max_bytes`` does not suffice.
-        """
-        state = self._shapes_of(runs[0])
-        self.structure = jax.tree.structure(state)
-        algorithm = self._run_of(runs[0].point).algorithm
-        self._trace_evaluation(jax.eval_shape(algorithm.params, state))
-        multiple, num_devices = self._run_map.multiple, max(1, len(self._run_map.devices))
-        budget = max_bytes or int(_SHARE_OF_MEMORY * device_memory())
-        shared = tree.nbytes((self._data, self._resident))
-
-        if size is not None:
-            self.size = -(-size // multiple) * multiple
-            return
-
-        def needed_by(capacity):
-            self.size = group_size(len(runs), multiple, capacity)
-            self._compiled.clear()
-            self.start(runs[: self.size])
-            arguments = self._arguments(0, np.ones(self.count, bool))
-            memory = self._chunk(length, arguments).memory_analysis()
-            if memory is None:  # not every backend reports it
-                return 0
-            new = memory.output_size_in_bytes - memory.alias_size_in_bytes
-            return memory.argument_size_in_bytes + memory.temp_size_in_bytes + new
-
-        # A program needs memory for its states at least twice: as arguments and as results.
-        needed = needed_by(num_devices * (budget - shared) // (2 * tree.nbytes(state)))
-        while needed > budget and self.size > multiple:  # what runs need grows with their number
-            fits = self.size * (budget - shared) // max(1, needed - shared)
-            needed = needed_by(min(fits, self.size - multiple))
-        if needed > budget and max_bytes is not None:
-            raise ValueError(
-                f"max_bytes is {max_bytes:,}; it must be at least {needed:,}, the memory for "
-                f"{multiple} run{'s' * (multiple > 1)} at once."
-            )
-
-    def start(self, runs: list[SweptRun], states: FedState | None = None) -> None:
-        """Start a group of runs. If there are too few, the last one is repeated.
-
-        Args:
-          runs: at most ``size`` runs.
-          states: as ``restore`` takes them; None: start before round 0.
-        """
-        self._states = None  # make room
-        self.count = len(runs)
-        self._places = np.minimum(np.arange(self.size), self.count - 1)
-        runs = [runs[place] for place in self._places]
-        models = tree.stack([run.params for run in runs])
-        values = tree.stack([_as_arrays(run.point) for run in runs])
-        keys = jnp.stack([run.key for run in runs])
-        models, *self._runs = self._place.divided((models, keys, values))
-        if states is not None:
-            return self.restore(states)
-        arguments = (self._data, (models, *self._runs))
-        self._states = self._compile("start", self.start_runs, (), *arguments)(*arguments)
-
-    def saved(self) -> FedState:
-        """Copy the states to the host: leaves [count, ...]."""
-        copy = lambda leaf: np.array(leaf[: self.count])  # noqa: E731
-        return jax.tree.map(copy, jax.device_get(self._states))
-
-    def template(self) -> FedState:
-        """Return a template of ``saved``: structure, shapes and dtypes."""
-        return tree.with_rows(self._states, self.count)
-
-    def restore(self, states: FedState) -> None:
-        """Continue from other states.
-
-        Args:
-          states: as ``saved`` returns them, leaves [count, ...].
-        """
-        padded = jax.tree.map(lambda leaf: jnp.asarray(leaf[self._places]), states)
-        self._states = self._place.divided(padded)
-
-    def advance(self, first: int, length: int, goes_on: np.ndarray) -> tuple[PyTree, ...]:
-        """Run rounds ``first`` to ``first + length``.
-
-        Args:
-          goes_on: bool [count], which runs do; the others stay as they are.
-
-        Returns:
-          (metrics [count, length], scores [count], bool [count]: which runs diverged).
-        """
-        self._may_end = self._may_end or not goes_on.all()  # some ended in an earlier call
-        arguments = self._arguments(first, goes_on)
-        rounds = self._chunk(length, arguments)
-        self._states = None  # donated
-        if values_are_checked():
-            rounds = jax.jit(functools.partial(self.advance_runs, length))
-        try:
-            self._states, *results = rounds(*arguments)
-        except FloatingPointError as error:
-            last = first + length - 1
-            raise FloatingPointError(f"in rounds {first} to {last} of a run: {error}") from error
-        found = jax.tree.map(lambda leaf: leaf[: self.count], jax.device_get(results))
-        metrics, scores, is_finite = found
-        return metrics, scores, self._watch.look(first, metrics, is_finite)[1]
+    def compiled(
+        self,
+        name: Any,
+        size: int,
+        function: Callable[..., Any],
+        arguments: tuple[Any, ...],
+        donated: tuple[int, ...] = (),
+    ) -> jax.stages.Compiled:
+        """Compile one of the functions below for ``size`` runs, once."""
+        if (name, size) not in self._compiled:
+            # Those for another size are dropped, because programs may be large.
+            self._compiled = {key: v for key, v in self._compiled.items() if key[1] == size}
+            before = time.perf_counter()
+            lowered = jax.jit(function, donate_argnums=donated).lower(*arguments)
+            self._compiled[name, size] = lowered.compile()
+            self.compile_seconds += time.perf_counter() - before
+        return self._compiled[name, size]
 
     def lower_one(self, run: SweptRun, length: int) -> jax.stages.Lowered:
         """Lower the rounds of a single run, which do not depend on the size of a group."""
-        values, state = _as_arrays(run.point), self._shapes_of(run)
+        values = _as_arrays(run.point)
+        state = jax.eval_shape(self._start_one, self.data, (run.params, run.key, values))
 
         def rounds(state, key, values, clients, frozen, first):
             run_rounds = build_rounds(self._run_of(values), self._of_clients)
             return run_rounds(state, clients, key, first, length, frozen)
 
-        return jax.jit(rounds).lower(state, run.key, values, *self._data, jnp.zeros((), jnp.int32))
-
-    def _shapes_of(self, run: SweptRun) -> FedState:
-        inputs = run.params, run.key, _as_arrays(run.point)
-        return jax.eval_shape(self._start_one, self._data, inputs)
-
-    @property
-    def params(self) -> Params:
-        """Global models, on the host: leaves [count, ...]."""
-        arguments = self._states, self._runs
-        models = self._compile("serve", self._serve, (), *arguments)(*arguments)
-        return jax.tree.map(lambda leaf: leaf[: self.count], jax.device_get(models))
-
-    def _arguments(self, first, goes_on):
-        active = ()
-        if self._may_end:
-            active = self._place.divided(jnp.asarray(goes_on[self._places]))
-        return (
-            self._states,
-            (*self._runs, active),
-            (*self._data, self._resident, jnp.asarray(first, jnp.int32)),
-        )
-
-    def _chunk(self, length, arguments):
-        rounds = functools.partial(self.advance_runs, length)
-        return self._compile((length, self._may_end), rounds, (0,), *arguments)
-
-    def _compile(self, name, function, donated, *arguments):
-        if name not in self._compiled:
-            before = time.perf_counter()
-            lowered = jax.jit(function, donate_argnums=donated).lower(*arguments)
-            self._compiled[name] = lowered.compile()
-            self.compile_seconds += time.perf_counter() - before
-        return self._compiled[name]
+        return jax.jit(rounds).lower(state, run.key, values, *self.data, jnp.zeros((), jnp.int32))
 
     # The compiled functions.
 
@@ -294,12 +210,13 @@ class Program:
         def client_fn(shared, run, _):
             return {}, one(shared, run)
 
-        return self._run_map.run(client_fn, shared, runs, {}, None)[1]
+        return self.place.client_map.run(client_fn, shared, runs, {}, None)[1]
 
     def start_runs(self, shared: PyTree, runs: PyTree) -> PyTree:
         """Create the states of all runs before round 0; this function is compiled.
 
         Args:
+          shared: ``data``.
           runs: (models, keys, {name: values}), leaves [runs, ...].
         """
         return self._map(self._start_one, shared, runs)
@@ -317,6 +234,7 @@ class Program:
         Args:
           states: states of the runs, leaves [runs, ...].
           runs: (keys, {name: values}, which of them go on or ()), leaves [runs, ...].
+          shared: (*``data``, ``resident``, number of finished rounds).
         """
 
         def one(shared, run):
@@ -325,7 +243,7 @@ class Program:
             run = self._run_of(values)
             run_rounds = build_rounds(run, self._of_clients)
             advance = lambda state: run_rounds(state, clients, key, first, length, frozen)  # noqa: E731
-            if self._may_end:
+            if jax.tree.leaves(goes_on):
                 shapes = jax.eval_shape(advance, state)[1]
                 nothing = tree.zeros_like(shapes)
                 stay = lambda state: (state, nothing)  # noqa: E731
@@ -337,92 +255,218 @@ class Program:
 
         return self._map(one, shared, (states, runs))
 
-    def _serve(self, states, runs):
+    def params_of_runs(self, states: PyTree, runs: PyTree) -> PyTree:
+        """Compute the global models of all runs; this function is compiled.
+
+        Args:
+          states: states of the runs, leaves [runs, ...].
+          runs: (keys, {name: values}), leaves [runs, ...].
+        """
+
         def one(_, run):
             state, (_, values) = run
             return self._run_of(values).algorithm.params(state)
 
         return self._map(one, (), (states, runs))
 
-    def _trace_evaluation(self, params: Params) -> None:
-        """Trace ``evaluate`` once, so that its data become arguments, not constants."""
-        if self._evaluate is None:
-            return
-        try:
-            score, constants, shapes = trace_open(self._evaluate, params)
-        except jax.errors.JAXTypeError as error:
-            raise TypeError(
-                "evaluate cannot be traced; in a sweep it must consist of JAX operations, without "
-                f"float(), NumPy functions or `if` on values that depend on the params. {error}"
-            ) from error
-        check_scores("evaluate", shapes)
-        self.scores = tuple(shapes)
-        for name, shape in shapes.items():
-            if shape.shape != ():
-                raise ValueError(
-                    f"evaluate returned {name} of shape {shape.shape}; it must be a scalar."
-                )
-        self._resident, self._score = self._place.copies(list(constants)), score
 
-
-def restore_rows(
-    runs: Sequence[SweptRun],
-    rows: Sequence[Row],
-    round: int,
-    stop_when: Callable[[Row], Any] | None,
-) -> None:
-    """Restore the runs of a group from the rows of earlier calls.
+class Group:
+    """A group of runs on the devices, which a program advances.
 
     Args:
-      rows: as a file has them; ``stop_when`` gets them.
-      round: finished rounds.
+      program: the program.
+      runs: the runs, at most ``size``. If there are fewer, the last one is repeated.
+      size: number of runs that are computed.
+      states: as ``saved`` returned them; None: the runs start before round 0.
+
+    Attributes:
+      runs: as given; their rows are those of the rounds so far.
     """
-    for row in rows:
-        run = runs[row["run"] - runs[0].number]
-        run.restore(row)
-        run.ask(stop_when)
-    for run in runs:
-        run.is_over |= 0 < run.history.round < round
+
+    def __init__(
+        self,
+        program: Program,
+        runs: Sequence[SweptRun],
+        size: int,
+        states: FedState | None = None,
+    ):
+        self._program, self.runs, self._size = program, runs, size
+        self._places = np.minimum(np.arange(size), len(runs) - 1)
+        padded = [runs[place] for place in self._places]
+        models = tree.stack([run.params for run in padded])
+        values = tree.stack([_as_arrays(run.point) for run in padded])
+        keys = jnp.stack([run.key for run in padded])
+        models, *self._inputs = program.place.divided((models, keys, values))
+        if states is not None:
+            self.restore(states)
+            return
+        arguments = program.data, (models, *self._inputs)
+        start = program.compiled("start", size, program.start_runs, arguments)
+        self._states = start(*arguments)
+
+    @property
+    def compile_seconds(self) -> float:
+        """Time spent compiling so far, for all groups of the program."""
+        return self._program.compile_seconds
+
+    @property
+    def params(self) -> Params:
+        """Global models, on the host: leaves [runs, ...]."""
+        program, arguments = self._program, (self._states, self._inputs)
+        params = program.compiled("params", self._size, program.params_of_runs, arguments)
+        return self._on_host(params(*arguments))
+
+    def saved(self) -> FedState:
+        """Copy the states to the host: leaves [runs, ...]."""
+        return jax.tree.map(np.array, self._on_host(self._states))
+
+    def template(self) -> FedState:
+        """Return a template of ``saved``: structure, shapes and dtypes."""
+        return tree.with_rows(self._states, len(self.runs))
+
+    def restore(self, saved: FedState) -> None:
+        """Continue from other states, as ``saved`` returned them."""
+        padded = jax.tree.map(lambda leaf: jnp.asarray(leaf[self._places]), saved)
+        self._states = self._program.place.divided(padded)
+
+    def advance(self, first: int, length: int, goes_on: np.ndarray) -> tuple[PyTree, ...]:
+        """Run rounds ``first`` to ``first + length``.
+
+        Args:
+          goes_on: bool [runs], which runs do; the others stay as they are.
+
+        Returns:
+          (metrics [runs, length], scores [runs], bool [runs]: which runs diverged).
+        """
+        rounds, arguments = self._chunk(first, length, goes_on)
+        self._states = None  # donated
+        if values_are_checked():
+            rounds = jax.jit(functools.partial(self._program.advance_runs, length))
+        try:
+            self._states, *results = rounds(*arguments)
+        except FloatingPointError as error:
+            last = first + length - 1
+            raise FloatingPointError(f"in rounds {first} to {last} of a run: {error}") from error
+        metrics, scores, is_finite = self._on_host(results)
+        return metrics, scores, self._program.watch.look(first, metrics, is_finite)[1]
+
+    def run_chunks(
+        self,
+        round: int,
+        length_of: Callable[[int], int],
+        stop_when: Callable[[Row], Any] | None = None,
+    ) -> Iterator[tuple[int, list[Row]]]:
+        """Run chunks of rounds.
+
+        Yields (finished rounds, new rows as a file has them) after each, with the rows of the runs
+        that are not over; ``stop_when`` is called with them when the next chunk is asked for.
+
+        Args:
+          round: rounds that are finished already.
+          length_of: finished rounds -> rounds of the next chunk; 0: there is none.
+        """
+        while (length := length_of(round)) and not all(run.is_over for run in self.runs):
+            goes_on = np.array([not run.is_over for run in self.runs])
+            metrics, scores, diverged = self.advance(round, length, goes_on)
+            check_scores("evaluate", scores, self.runs[0].history.names(metrics))
+            round += length
+            rows, going = [], [run for run in self.runs if not run.is_over]
+            for place, run in enumerate(self.runs):
+                run.diverged |= bool(diverged[place])
+                if run in going:
+                    own = jax.tree.map(lambda leaf, place=place: leaf[place], (metrics, scores))
+                    rows.append(run.enter(round, *own))
+            yield round, rows
+            for run in going:
+                run.ask(stop_when)
+
+    def restore_rows(
+        self, rows: Sequence[Row], round: int, stop_when: Callable[[Row], Any] | None
+    ) -> None:
+        """Restore the runs from the rows of earlier calls.
+
+        Args:
+          rows: as a file has them; ``stop_when`` gets them.
+          round: finished rounds.
+        """
+        for row in rows:
+            run = self.runs[row["run"] - self.runs[0].number]
+            run.restore(row)
+            run.ask(stop_when)
+        for run in self.runs:
+            run.is_over |= 0 < run.history.round < round
+
+    def summary(self, scores: Sequence[str]) -> dict[str, float]:
+        """Summarise the last rows for a progress bar: means; of a privacy budget, the largest."""
+        rows = [run.history.rows[-1] for run in self.runs]
+        spent = dict.fromkeys(self.runs[0].history.guarantees(0), np.max)
+        shown: dict[str, Any] = {**dict.fromkeys(("loss", *scores), np.mean), **spent}
+        return {name: float(of([row[name] for row in rows])) for name, of in shown.items()}
+
+    def bytes_of_chunk(self, length: int) -> int:
+        """Compile a chunk of rounds; returns the bytes that it needs, or 0 if they are unknown."""
+        memory = self._chunk(0, length, np.ones(len(self.runs), bool))[0].memory_analysis()
+        if memory is None:  # not every backend reports it
+            return 0
+        new = memory.output_size_in_bytes - memory.alias_size_in_bytes
+        return memory.argument_size_in_bytes + memory.temp_size_in_bytes + new
+
+    def _chunk(self, first: int, length: int, goes_on: np.ndarray) -> tuple[Any, tuple[Any, ...]]:
+        """Return (a chunk of rounds, compiled; its arguments)."""
+        program, active = self._program, ()
+        may_end = program.may_end or not goes_on.all()  # some ended in an earlier call
+        if may_end:
+            active = program.place.divided(jnp.asarray(goes_on[self._places]))
+        shared = *program.data, program.resident, jnp.asarray(first, jnp.int32)
+        arguments = self._states, (*self._inputs, active), shared
+        rounds = functools.partial(program.advance_runs, length)
+        name = length, may_end
+        return program.compiled(name, self._size, rounds, arguments, (0,)), arguments
+
+    def _on_host(self, values: PyTree) -> PyTree:
+        """Copy values [size, ...] to the host, without those of repeated runs."""
+        return jax.tree.map(lambda leaf: leaf[: len(self.runs)], jax.device_get(values))
 
 
-def advance_group(
+def choose_size(
     program: Program,
     runs: Sequence[SweptRun],
-    round: int,
-    length_of: Callable[[int], int],
-    stop_when: Callable[[Row], Any] | None = None,
-) -> Iterator[tuple[int, list[Row]]]:
-    """Run chunks of rounds of a group that a program has started.
+    length: int,
+    state: FedState,
+    max_bytes: int | None = None,
+) -> int:
+    """Choose the size of groups by compiling a chunk of rounds.
 
-    Yields (finished rounds, new rows as a file has them) after each, with the rows of the runs that
-    are not over; ``stop_when`` is called with them when the next chunk is asked for.
+    The first guess comes from the size of a state, the answer from the memory that the compiled
+    program needs.
 
     Args:
-      round: rounds that are finished already.
-      length_of: finished rounds -> rounds of the next chunk; 0: there is none.
+      state: shapes of a run's state.
+      max_bytes: as in ``sweep``.
+
+    Raises:
+      ValueError: ``max_bytes`` does not suffice.
     """
-    while (length := length_of(round)) and not all(run.is_over for run in runs):
-        goes_on = np.array([not run.is_over for run in runs])
-        metrics, scores, diverged = program.advance(round, length, goes_on)
-        check_scores("evaluate", scores, runs[0].history.names(metrics))
-        round += length
-        rows, going = [], [run for run in runs if not run.is_over]
-        for place, run in enumerate(runs):
-            run.diverged |= bool(diverged[place])
-            if run in going:
-                own = jax.tree.map(lambda leaf, place=place: leaf[place], (metrics, scores))
-                rows.append(run.enter(round, *own))
-        yield round, rows
-        for run in going:
-            run.ask(stop_when)
+    run_map = program.place.client_map
+    multiple, num_devices = run_map.multiple, max(1, len(run_map.devices))
+    budget = max_bytes or int(_SHARE_OF_MEMORY * device_memory())
+    shared = tree.nbytes((program.data, program.resident))
 
+    def tried(capacity: int) -> tuple[int, int]:
+        size = group_size(len(runs), multiple, capacity)
+        return size, Group(program, runs[:size], size).bytes_of_chunk(length)
 
-def summary_of(runs: Sequence[SweptRun], scores: Sequence[str]) -> dict[str, float]:
-    """Summarise the last rows for a progress bar: means; of a privacy budget, the largest."""
-    rows = [run.history.rows[-1] for run in runs]
-    spent = dict.fromkeys(runs[0].history.guarantees(0), np.max)
-    shown: dict[str, Any] = {**dict.fromkeys(("loss", *scores), np.mean), **spent}
-    return {name: float(of([row[name] for row in rows])) for name, of in shown.items()}
+    # A program needs memory for its states at least twice: as arguments and as results.
+    size, needed = tried(num_devices * (budget - shared) // (2 * tree.nbytes(state)))
+    while needed > budget and size > multiple:  # what runs need grows with their number
+        fits = size * (budget - shared) // max(1, needed - shared)
+        size, needed = tried(min(fits, size - multiple))
+    if needed > budget and max_bytes is not None:
+        raise ValueError(
+            f"max_bytes is {max_bytes:,}; it must be at least {needed:,}, the memory for "
+            f"{multiple} run{'s' * (multiple > 1)} at once."
+        )
+    return size
 
 
 def _as_arrays(point: Point) -> dict[str, jax.Array]:

@@ -13,7 +13,13 @@ from fedjax_lab.machine.keys import seeded
 from fedjax_lab.simulation.computation import Computation
 from fedjax_lab.simulation.history import History, warn_without_steps
 from fedjax_lab.simulation.placement import Placement
-from fedjax_lab.simulation.sweep_program import Program, SweptRun, advance_group
+from fedjax_lab.simulation.sweep_program import (
+    Group,
+    Program,
+    SweptRun,
+    choose_size,
+    trace_evaluation,
+)
 from fedjax_lab.simulation.sweep_result import Point
 from fedjax_lab.tuning.space import Build
 from fedjax_lab.types import FedState, Params
@@ -62,10 +68,13 @@ class Candidates:
     ):
         self._build, self._run, self._average = build, run, average
         self.gradients_per_step = run.algorithm.gradients_per_step
+        self._shapes = run.shapes(clients)
+        score, resident, _ = trace_evaluation(evaluate, run.algorithm, self._shapes)
         kind = single_device_map()
         many = "shard_map" if jax.device_count() > 1 else kind
         of_clients, of_runs = (Placement(parse_client_map(name)) for name in (kind, many))
-        self._program = Program(run, build, clients, of_clients, of_runs, evaluate)
+        self._program = Program(run, build, clients, of_clients, of_runs, score, resident)
+        self._size: int | None = None  # of a group, once it is chosen
         self._one_by_one = kind == "scan"
 
     def accepts(self, point: Point) -> bool:
@@ -92,28 +101,28 @@ class Candidates:
         ]
         # On CPU, candidates run one after the other, so a small program is enough for all rungs.
         few = runs[: jax.device_count()] if self._one_by_one else runs
-        if not self._program.size or len(few) <= self._program.size // 2:
-            self._program.fit(few, length_of(begun), None)
-        size = self._program.size
-        for start in range(0, len(candidates), size):
-            group, of_group = candidates[start : start + size], runs[start : start + size]
-            self._program.start(of_group, self._states(group))
-            for _ in advance_group(self._program, of_group, begun, length_of):
+        if self._size is None or len(few) <= self._size // 2:
+            self._size = choose_size(self._program, few, length_of(begun), self._shapes)
+        for start in range(0, len(candidates), self._size):
+            part = slice(start, start + self._size)
+            group = Group(self._program, runs[part], self._size, self._states(candidates[part]))
+            for _ in group.run_chunks(begun, length_of):
                 pass
-            warn_without_steps([run.history for run in of_group])
-            after = jax.tree.leaves(self._program.saved())
-            for i, (candidate, run) in enumerate(zip(group, of_group, strict=True)):
+            after = jax.tree.leaves(group.saved())
+            del group  # the next one takes its memory
+            for i, (candidate, run) in enumerate(zip(candidates[part], runs[part], strict=True)):
                 scores = [*candidate.recent, *(row["score"] for row in run.history.rows)]
                 candidate.recent = scores[-self._average :]
                 candidate.score = float(np.mean(candidate.recent))
                 if not np.isfinite(candidate.score):
                     candidate.score, candidate.recent = float("nan"), []
                 candidate.rounds, candidate.leaves = rounds, [leaf[i].copy() for leaf in after]
+            warn_without_steps([run.history for run in runs[part]])
 
-    def _states(self, group: Sequence[Candidate]) -> FedState | None:
+    def _states(self, candidates: Sequence[Candidate]) -> FedState | None:
         """Return the states, leaves [candidates, ...], to continue from; None: they begin."""
-        if group[0].leaves is None:
+        if candidates[0].leaves is None:
             return None
-        of_lanes = [candidate.leaves or [] for candidate in group]
-        leaves = [np.stack(of_leaf) for of_leaf in zip(*of_lanes, strict=True)]
-        return jax.tree.unflatten(self._program.structure, leaves)
+        of_all = [candidate.leaves or [] for candidate in candidates]
+        leaves = [np.stack(of_leaf) for of_leaf in zip(*of_all, strict=True)]
+        return jax.tree.unflatten(jax.tree.structure(self._shapes), leaves)

@@ -436,7 +436,7 @@ def test_a_sweep_that_was_killed_goes_on_to_the_same_bits(tmp_path, monkeypatch)
     assert not resumed.interrupted
     assert resumed.rounds.tolist() == [2, 4, 6]
     assert_equal_results(resumed, uninterrupted)
-    monkeypatch.setattr(sweep_program.Program, "advance", None)  # nothing is left to run
+    monkeypatch.setattr(sweep_program.Group, "advance", None)  # nothing is left to run
     assert_equal_results(run(rounds=6, run_dir=tmp_path, **options), uninterrupted)
     with pytest.raises(FileExistsError, match=r"another config: sweep.seeds \(there \[5, 6\]"):
         run(rounds=6, run_dir=tmp_path, **options, seeds=(5, 7))
@@ -512,13 +512,13 @@ def test_a_resumed_sweep_asks_with_all_rows(tmp_path):
 
 def test_a_group_whose_runs_diverged_or_are_over_ends(monkeypatch):
     advanced = []
-    advance = sweep_program.Program.advance
+    advance = sweep_program.Group.advance
 
     def noted(self, first, length, goes_on):
         advanced.append((first, goes_on.tolist()))
         return advance(self, first, length, goes_on)
 
-    monkeypatch.setattr(sweep_program.Program, "advance", noted)
+    monkeypatch.setattr(sweep_program.Group, "advance", noted)
     points = [SPOILT["gradients are not finite"], SPOILT["none"]]
     result = run(
         diverging, points=points, seeds=(5,), rounds=6, eval_every=1, evaluate=scored,
