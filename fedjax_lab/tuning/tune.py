@@ -9,7 +9,7 @@ after a third of the rounds the finalists do. Diverged points are stopped.
 import importlib.metadata
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Unpack
+from typing import Any, Unpack
 
 import jax.numpy as jnp
 import numpy as np
@@ -25,7 +25,6 @@ from fedjax_lab.machine.program_cache import keep_by_default
 from fedjax_lab.round import Algorithm, check_algorithm
 from fedjax_lab.simulation.arguments import check_loss, check_simulate
 from fedjax_lab.simulation.client_data import record_times
-from fedjax_lab.simulation.computation import Computation
 from fedjax_lab.simulation.debugging import debuggable
 from fedjax_lab.simulation.evaluate import build_evaluation
 from fedjax_lab.simulation.prepare import computation_of
@@ -36,7 +35,7 @@ from fedjax_lab.storage.fingerprint import hash_arrays, hash_function
 from fedjax_lab.storage.lock import one_writer
 from fedjax_lab.storage.run_dir import versions
 from fedjax_lab.tuning.candidates import Candidates
-from fedjax_lab.tuning.halving import Rungs, equal_budgets
+from fedjax_lab.tuning.halving import equal_budgets
 from fedjax_lab.tuning.proposals import (
     Even,
     Proposals,
@@ -188,50 +187,42 @@ def tune(
     gradients = [first.gradients_per_step for first in firsts.values()]
     of_methods = equal_budgets(gradients, rounds, budget, finalists, len(seeds))
     step = of_methods[0].rounds[0]  # chunks of all rungs: one program, but for remainders
-    entrants = []
+    entrants = {}
     for (name, first), rungs in zip(firsts.items(), of_methods, strict=True):
         run, timed = computation_of(first, params, train, how, times, eval_every=step)
         run.guarantees(timed)  # what no run could account for is refused
         check_loss(run, timed)
-        entrants.append(_Entrant(name, rungs, run, timed))
+        entrants[name] = rungs, run, timed
 
     settings = _settings(spaces, firsts, params, (train, held), how, seeds, score)
     if times is not None:
-        settings["times"] = {entrant.name: record_times(entrant.clients) for entrant in entrants}
+        settings["times"] = {name: record_times(timed) for name, (*_, timed) in entrants.items()}
     settings |= {"rounds": rounds, "budget": budget, "finalists": finalists, "mode": mode}
     settings |= {"average": average, "sampler": _sampler_record(sampler)}
     settings |= {"start_points": starts} if start_points else {}
     trials: list[Trial] = []
     with one_writer(run_dir):
         search_log = SearchLog(run_dir, settings)
-        for name, rungs, run, timed in entrants:
+        for name, (rungs, run, timed) in entrants.items():
             evaluate = build_evaluation(counts[name], held)
             candidates = Candidates(methods[name], run, timed, evaluate, average)
             proposals: Proposals = Even(spaces[name], seeds[0])
             if sampler is not None:
                 proposals = Sampled(spaces[name], seeds[0], sampler, rungs.points[0])
-            parts = candidates, proposals, search_log, starts[name]
             search = Search(
-                name, spaces[name], rungs, *parts, seeds=seeds, mode=mode, progress=progress
+                name,
+                spaces[name],
+                rungs,
+                candidates,
+                proposals,
+                search_log,
+                starts[name],
+                seeds=seeds,
+                mode=mode,
+                progress=progress,
             )
             trials += search.run()
     return SearchResult(trials, rounds, mode, spaces)
-
-
-class _Entrant(NamedTuple):
-    """What the runs of a method compute.
-
-    Attributes:
-      name: name of the method.
-      rungs: its rungs.
-      run: the computation of one of its runs.
-      clients: the clients' data, with the times of its messages.
-    """
-
-    name: str
-    rungs: Rungs
-    run: Computation
-    clients: FederatedArrays
 
 
 def _first(name: str, build: Build, space: Space, start_points: Sequence[Point]) -> Algorithm:

@@ -181,12 +181,12 @@ def with_attack(
         return server, AttackedRow(rows, attacks)
 
     def change(phase, place):
-        if not callable(attack) and attack not in _SEES_ALL:
-            return _alter(phase, attack, strength, num_classes)
         if callable(attack):
             lie = _by_function(attack)
-        else:
+        elif attack in _SEES_ALL:
             lie = functools.partial(_lie, attack, strength)
+        else:
+            return _alter(phase, attack, strength, num_classes)
         return _replace(phase, lie, place.index) if sends(phase) else phase
 
     return wrapper.wrap(
