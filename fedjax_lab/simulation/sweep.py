@@ -196,11 +196,8 @@ def sweep(
         lowered = program.lower_one(runs[0], eval_every)  # whatever rounds there are
         record = sweep_identity(one, of_runs, asked, points, seeds, models, lowered)
     folder = SweepFolder(run_dir, checkpoint_every, record)
-    if folder.runs_at_once is None:
+    if (size := folder.runs_at_once) is None:
         size = choose_size(program, runs, first.chunk_length(0), state, max_bytes)
-    else:
-        multiple = of_runs.client_map.multiple
-        size = multiple * -(-folder.runs_at_once // multiple)
     groups = [runs[i : i + size] for i in range(0, len(runs), size)]
     bar = Progress(f"sweep of {first.algorithm.name}", rounds * len(groups), progress)
     bar.start_clock()

@@ -275,8 +275,9 @@ class Group:
 
     Args:
       program: the program.
-      runs: the runs, at most ``size``. If there are fewer, the last one is repeated.
-      size: number of runs that are computed.
+      runs: the runs, at most ``size``.
+      size: number of runs that the program computes, which is rounded up to a number that its
+        devices can share. If there are fewer runs, the last one is repeated.
       states: as ``saved`` returned them; None: the runs start before round 0.
 
     Attributes:
@@ -290,6 +291,8 @@ class Group:
         size: int,
         states: FedState | None = None,
     ):
+        multiple = program.place.client_map.multiple
+        size = multiple * -(-size // multiple)
         self._program, self.runs, self._size = program, runs, size
         self._places = np.minimum(np.arange(size), len(runs) - 1)
         padded = [runs[place] for place in self._places]

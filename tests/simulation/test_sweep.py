@@ -447,6 +447,24 @@ def test_a_sweep_that_was_killed_goes_on_to_the_same_bits(tmp_path, monkeypatch)
         run(rounds=6, run_dir=tmp_path, **options)
 
 
+def test_a_sweep_goes_on_with_another_number_of_devices(tmp_path, monkeypatch):
+    """Three runs on three devices, then on two, one of which repeats a run."""
+    options = {"points": {"client_lr": [0.3]}, "seeds": (5, 6, 7), "evaluate": scored}
+    assert run(run_dir=tmp_path, **options).run_map == "shard_map:3"
+    monkeypatch.setattr("fedjax_lab.simulation.sweep.useful_devices", lambda *_: 2)
+    with pytest.warns(UserWarning, match="first rounds ran on 3 devices; the next ones run on 2"):
+        longer = run(rounds=4, run_dir=tmp_path, **options)
+    assert longer.run_map == "shard_map:2"
+    assert longer.runs_at_once == 3
+    whole = run(rounds=4, run_map="scan", **options)
+    for name in ("history", "params"):
+        jax.tree.map(
+            functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6),
+            getattr(longer, name),
+            getattr(whole, name),
+        )
+
+
 def assert_equal_results(one, other):
     for name in ("history", "params", "diverged", "stopped", "rounds"):
         jax.tree.map(np.testing.assert_array_equal, getattr(one, name), getattr(other, name))
