@@ -50,11 +50,12 @@ def going_on_from(state: FedState, run: Computation, clients: FederatedArrays) -
         raise ValueError(
             f"state.num_clients is {int(state.num_clients)}; clients has {clients.num_clients}."
         )
+    # With the container types of the rounds.
+    state = jax.tree.unflatten(jax.tree.structure(expected), jax.tree.leaves(state))
     state = with_arguments(algorithm, state)
     state = resume_privately(algorithm, state, run.schedule, clients)
-    # On the host, because it may not fit on a device; with the container types of the rounds.
-    leaves = [np.array(leaf, leaf.dtype) for leaf in jax.tree.leaves(state)]
-    state = jax.tree.unflatten(jax.tree.structure(expected), leaves)
+    # On the host, because it may not fit on a device.
+    state = jax.tree.map(lambda leaf: np.array(leaf, leaf.dtype), state)
     return dataclasses.replace(run, params=algorithm.params(state), state=state)
 
 
@@ -74,26 +75,24 @@ def with_arguments(algorithm: Algorithm, state: FedState) -> FedState:
     """Replace the arguments of a method in a state, such as who attacks, by this method's own."""
 
     def arguments_in(value: Any) -> Any:
+        """Return the value with None in place of what is no argument."""
         if not hasattr(value, "_fields"):
             return None
         names = getattr(value, "of_arguments", lambda _: ())(algorithm.hyperparameters)
         fields = zip(value._fields, value, strict=True)
-        return {name: field if name in names else arguments_in(field) for name, field in fields}
+        return value._make(part if n in names else arguments_in(part) for n, part in fields)
 
-    def replaced(value: Any, new: Any) -> Any:
-        if isinstance(new, dict):
-            new = {name: replaced(getattr(value, name), part) for name, part in new.items()}
-            return value._replace(**new)
-        return value if new is None else new
+    def own(params: Params) -> tuple[Any, Any]:
+        server, clients = algorithm.start(params, int(state.num_clients), None)
+        return arguments_in(server), arguments_in(clients)
 
-    def own(params):
-        parts = algorithm.start(params, int(state.num_clients), None)
-        return [arguments_in(part) for part in parts]
-
-    server, clients = jax.jit(own)(algorithm.params(state))  # it computes nothing but these fields
-    return state._replace(
-        server=replaced(state.server, server), clients=replaced(state.clients, clients)
+    server, clients = jax.tree.map(
+        lambda new, old: old if new is None else new,
+        jax.jit(own)(algorithm.params(state)),  # it computes nothing but these fields
+        (state.server, state.clients),
+        is_leaf=lambda part: part is None,
     )
+    return state._replace(server=server, clients=clients)
 
 
 def _check_same_shapes(name: str, state: FedState, expected: FedState) -> None:
