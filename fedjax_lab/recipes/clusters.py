@@ -91,7 +91,7 @@ def main():
     clients, tests = data.split_examples(data.from_clients(named), 0.25, seed=0)
     prepare = data.preprocess(scale=16)
     model = models.mlp(10, hidden=(32,))
-    x = prepare(train, None).x[:1]
+    x = train.x[:1]
     loss_fn = models.classification_loss(model.apply, prepare)
     counts = models.accuracy_counts(model.apply, prepare)
     starts = jax.vmap(lambda key: model.init(key, x))(jax.random.split(jax.random.key(0), GROUPS))

@@ -69,7 +69,7 @@ def main():
     train, _ = data.load("digits")
     clients = data.partition(train, "dirichlet:0.1", num_clients=20, seed=0)
     model = models.linear(10)
-    params = model.init(jax.random.key(0), jnp.zeros((1, *train.x.shape[1:])))
+    params = model.init(jax.random.key(0), train.x[:1])
     loss_fn = models.classification_loss(model.apply, data.preprocess(scale=16))
     algorithm = algorithms.scaffold(loss_fn, client_lr=0.1)
     result = simulate(

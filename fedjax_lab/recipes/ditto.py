@@ -20,7 +20,7 @@ def main():
     clients, tests = data.split_examples(clients, 0.25, seed=0)
     prepare = data.preprocess(scale=16)
     model = models.mlp(10, hidden=(32,))
-    params = model.init(jax.random.key(0), prepare(train, None).x[:1])
+    params = model.init(jax.random.key(0), train.x[:1])
     loss_fn = models.classification_loss(model.apply, prepare)
     counts = models.accuracy_counts(model.apply, prepare)
     for weight in (0.1, 10.0):

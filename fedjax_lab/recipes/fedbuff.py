@@ -4,7 +4,6 @@ python -m fedjax_lab.recipes.fedbuff
 """
 
 import jax
-import jax.numpy as jnp
 
 from fedjax_lab import algorithms, data, models, simulate, with_buffered_aggregation
 from fedjax_lab.simulation.evaluate import build_evaluation
@@ -17,7 +16,7 @@ def main() -> None:
     train, test = data.load("digits")
     clients = data.partition(train, "dirichlet:0.5", num_clients=N, seed=0)
     model = models.linear(10)
-    params = model.init(jax.random.key(0), jnp.zeros((1, *train.x.shape[1:])))
+    params = model.init(jax.random.key(0), train.x[:1])
     prepare = data.preprocess(scale=16)
     fedavg = algorithms.fedavg(models.classification_loss(model.apply, prepare), client_lr=0.05)
     evaluate = build_evaluation(models.accuracy_counts(model.apply, prepare), test)

@@ -13,7 +13,6 @@ import zlib
 from pathlib import Path
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from flax import serialization
 
@@ -63,7 +62,7 @@ def main():
         else:
             print("h5py is not installed: no HDF5")
     model = models.linear(10)
-    params = model.init(jax.random.key(0), jnp.zeros((1, *pixels.shape[1:])))
+    params = model.init(jax.random.key(0), pixels[:1])
     algorithm = algorithms.fedavg(models.classification_loss(model.apply), client_lr=0.5)
     for name, clients in read.items():
         result = simulate(

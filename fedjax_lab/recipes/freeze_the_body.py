@@ -17,7 +17,7 @@ def main():
     first, others = data.split_clients(clients, 0.5, seed=0)
     prepare = data.preprocess(scale=16)
     model = models.mlp(10, hidden=(64, 32))
-    params = model.init(jax.random.key(0), prepare(train, None).x[:1])
+    params = model.init(jax.random.key(0), train.x[:1])
     loss = models.classification_loss(model.apply, prepare)
     counts = models.accuracy_counts(model.apply, prepare)
     fedavg = functools.partial(algorithms.fedavg, client_lr=0.1)

@@ -8,7 +8,6 @@ The last one needs ``pip install datasets`` and is skipped without it.
 import importlib.util
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from fedjax_lab import algorithms, build_evaluation, data, models, simulate
@@ -41,7 +40,7 @@ def main():
         print("datasets is not installed: no table of Hugging Face's")
 
     model = models.linear(1)
-    params = model.init(jax.random.key(0), jnp.zeros((1, 2)))
+    params = model.init(jax.random.key(0), x[:1])
     counts = models.squared_error_counts(model.apply)
     for name, clients in read.items():
         result = simulate(

@@ -11,7 +11,6 @@ import tempfile
 from pathlib import Path
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from fedjax_lab import algorithms, data, models, simulate
@@ -43,7 +42,7 @@ def main():
     print(train.summary())
 
     model = models.linear(10)
-    params = model.init(jax.random.key(0), jnp.zeros((1, 64)))
+    params = model.init(jax.random.key(0), train.examples.x[:1])
     counts = models.accuracy_counts(model.apply)
     result = simulate(
         algorithms.fedavg(models.classification_loss(model.apply), client_lr=0.5),
@@ -53,7 +52,6 @@ def main():
         cohort_size=4,
         local_steps=5,
         batch_size=16,
-        seed=0,
         evaluate=build_evaluation(counts, test),
         eval_every=20,
     )

@@ -4,7 +4,6 @@ python -m fedjax_lab.recipes.loss_metrics
 """
 
 import jax
-import jax.numpy as jnp
 
 from fedjax_lab import algorithms, data, models, simulate, tree
 
@@ -16,7 +15,7 @@ def main() -> None:
     train, _ = data.load("digits")
     clients = data.partition(train, "dirichlet:0.1", num_clients=20, seed=0)
     model = models.linear(10)
-    params = model.init(jax.random.key(0), jnp.zeros((1, *train.x.shape[1:])))
+    params = model.init(jax.random.key(0), train.x[:1])
     prepare = data.preprocess(scale=16)
     cross_entropy = models.classification_loss(model.apply, prepare)
 

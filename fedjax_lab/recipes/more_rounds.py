@@ -7,7 +7,6 @@ import tempfile
 from pathlib import Path
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from fedjax_lab import algorithms, data, models, simulate
@@ -18,7 +17,7 @@ def main() -> None:
     train, _ = data.load("digits")
     clients = data.partition(train, "dirichlet:0.1", num_clients=20, seed=0)
     model = models.linear(10)
-    params = model.init(jax.random.key(0), jnp.zeros((1, *train.x.shape[1:])))
+    params = model.init(jax.random.key(0), train.x[:1])
     loss_fn = models.classification_loss(model.apply, data.preprocess(scale=16))
     algorithm = algorithms.fedavg(loss_fn, client_lr=0.1)
 

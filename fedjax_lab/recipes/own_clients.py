@@ -7,7 +7,6 @@ out; the others keep a quarter of their points for testing.
 """
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from fedjax_lab import algorithms, data, models, simulate
@@ -33,7 +32,7 @@ def main():
     print(train.summary())
 
     model = models.linear(1)
-    params = model.init(jax.random.key(0), jnp.zeros((1, 3)))
+    params = model.init(jax.random.key(0), train.examples.x[:1])
     counts = models.squared_error_counts(model.apply)
     on_test, on_unseen = build_evaluation(counts, test), build_evaluation(counts, unseen)
 
@@ -45,7 +44,6 @@ def main():
         cohort_size=8,
         local_steps=5,
         batch_size=8,
-        seed=0,
         evaluate=on_test,
         eval_every=50,
     )

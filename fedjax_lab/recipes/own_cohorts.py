@@ -17,7 +17,7 @@ def main() -> None:
     train, _ = data.load("digits")
     clients = data.partition(train, "quantity:0.5", num_clients=N, seed=0)
     model = models.linear(10)
-    params = model.init(jax.random.key(0), jnp.zeros((1, *train.x.shape[1:])))
+    params = model.init(jax.random.key(0), train.x[:1])
     loss_fn = models.classification_loss(model.apply, data.preprocess(scale=16))
     algorithm = algorithms.fedavg(loss_fn, client_lr=0.1)
     log_sizes = jnp.log(clients.sizes)

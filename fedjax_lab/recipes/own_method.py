@@ -55,7 +55,7 @@ def main():
     clients = data.partition(train, "dirichlet:0.1", num_clients=20, seed=0)
     prepare = data.preprocess(scale=16)
     model = models.mlp(10, hidden=(32,))
-    params = model.init(jax.random.key(0), prepare(train, None).x[:1])
+    params = model.init(jax.random.key(0), train.x[:1])
     loss_fn = models.classification_loss(model.apply, prepare)
     evaluate = build_evaluation(models.accuracy_counts(model.apply, prepare), test)
     for algorithm in (

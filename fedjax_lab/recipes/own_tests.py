@@ -4,7 +4,6 @@ python -m fedjax_lab.recipes.own_tests
 """
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from fedjax_lab import algorithms, data, models, simulate
@@ -23,7 +22,7 @@ def main():
     print(f"largest difference of a share of labels: {np.nanmax(np.abs(mixes[0] - mixes[1])):.2f}")
 
     model = models.linear(10)
-    params = model.init(jax.random.key(0), jnp.zeros((1, *train.x.shape[1:])))
+    params = model.init(jax.random.key(0), train.x[:1])
     prepare = data.preprocess(scale=16)
     result = simulate(
         algorithms.fedavg(models.classification_loss(model.apply, prepare), client_lr=0.1),

@@ -77,7 +77,7 @@ def score(name, seed, rounds, classes):
     tests = data.divide_like(clients, test, seed=seed)
     prepare = data.preprocess(scale=16)
     model = models.mlp(10, hidden=(32,))
-    params = model.init(jax.random.key(seed), prepare(train, None).x[:1])
+    params = model.init(jax.random.key(seed), train.x[:1])
     algorithm = METHODS[name](models.classification_loss(model.apply, prepare))
     result = simulate(
         algorithm, params, clients, rounds=rounds, eval_every=rounds, cohort_size=10,

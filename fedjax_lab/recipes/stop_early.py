@@ -4,7 +4,6 @@ python -m fedjax_lab.recipes.stop_early
 """
 
 import jax
-import jax.numpy as jnp
 
 from fedjax_lab import algorithms, build_evaluation, data, models, simulate
 
@@ -14,7 +13,7 @@ def main() -> None:
     train, test = data.load("digits")
     clients = data.partition(train, "dirichlet:0.1", num_clients=20, seed=0)
     model = models.linear(10)
-    params = model.init(jax.random.key(0), jnp.zeros((1, *train.x.shape[1:])))
+    params = model.init(jax.random.key(0), train.x[:1])
     prepare = data.preprocess(scale=16)
     loss_fn = models.classification_loss(model.apply, prepare)
     settings = {

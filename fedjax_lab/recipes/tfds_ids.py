@@ -10,7 +10,6 @@ import importlib.util
 import tempfile
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from fedjax_lab import algorithms, build_evaluation, data, models, simulate
@@ -51,7 +50,7 @@ def main():
         clients = data.from_tfds("ratings", client="user", x=["film"], y="rating", data_dir=folder)
     print(clients.summary())
     model = models.linear(1)
-    params = model.init(jax.random.key(0), jnp.zeros((1, 1)))
+    params = model.init(jax.random.key(0), clients.examples.x[:1])
     result = simulate(
         algorithms.fedavg(models.regression_loss(model.apply), client_lr=0.1),
         params, clients, rounds=40, cohort_size=4, local_steps=5, batch_size=16,
