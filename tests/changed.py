@@ -59,7 +59,7 @@ COVERS = {
     "data/test_partition": "data/heterogeneity data/schemes",
     "data/test_shakespeare": "data/plays",
     "data/test_sources": "data/files data/tfds machine/extras",
-    "data/test_streams": "data/records data/stream_files",
+    "data/test_streams": "data/host_examples data/stream_files",
     "data/test_tables": "data/cells data/columns data/csv_files data/dtypes",
     "machine/test_target": "clients/host_devices machine/device_memory",
     "models/test_adapters": "models/adapter_files models/token_losses wrappers/ranks",

@@ -10,7 +10,6 @@ number of examples of a chunk.
 
 import copy
 import dataclasses
-import hashlib
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -19,7 +18,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_lab.checks import check_int
-from fedjax_lab.data.dtypes import common_length, stored_dtype, to_native
 from fedjax_lab.data.federated import (
     FederatedArrays,
     PartitionInfo,
@@ -27,73 +25,15 @@ from fedjax_lab.data.federated import (
     divide,
     from_resident,
 )
-from fedjax_lab.data.heterogeneity import Heterogeneity, describe, labels_of, targets_of
+from fedjax_lab.data.heterogeneity import Heterogeneity, describe, labels_of
+from fedjax_lab.data.host_examples import HostArrays, HostExamples, Records
 from fedjax_lab.data.partition import Partition
-from fedjax_lab.data.records import Records, open_records
-from fedjax_lab.data.stream_files import content_of, map_file, open_stream
+from fedjax_lab.data.stream_files import open_stream
 from fedjax_lab.machine.device_memory import device_memory
 from fedjax_lab.signatures import suggest_keywords
 
 _SHARE = 0.25  # share of a device's memory for a stream, by default
 NOBODY = np.iinfo(np.int32).max  # padding of a window
-
-
-class HostArrays:
-    """Examples in NumPy arrays, in memory or memory-mapped.
-
-    Args:
-      examples: pytree of arrays [n, ...], or of paths of ``.npy`` files.
-
-    Attributes:
-      shapes: of the examples on a device: pytree of ``jax.ShapeDtypeStruct`` [n, ...].
-      targets: array [n, ...], or None.
-      where: location, for messages.
-
-    Raises:
-      ValueError: leaves have different lengths, are not numeric, or have integers beyond 32 bits.
-      FileNotFoundError: there is no such file.
-    """
-
-    def __init__(self, examples: Any):
-        is_path = lambda leaf: isinstance(leaf, (str, Path))  # noqa: E731
-        self._arrays = jax.tree.map(
-            lambda leaf: map_file(leaf) if is_path(leaf) else np.asanyarray(leaf), examples
-        )
-        leaves = jax.tree.leaves(self._arrays)
-        common_length("examples", leaves)
-        self.shapes = jax.tree.map(
-            lambda leaf: jax.ShapeDtypeStruct(leaf.shape, stored_dtype("examples", leaf)),
-            self._arrays,
-        )
-        targets = targets_of(self._arrays)
-        self.targets = None if targets is None else to_native(targets)
-        mapped = any(isinstance(leaf, np.memmap) for leaf in leaves)
-        self.where = "in mapped files" if mapped else "in the host's memory"
-
-    def read(self, ids: np.ndarray, rows: int) -> Any:
-        """Read the examples ``ids`` into arrays [rows, ...], padded with zeros.
-
-        Args:
-          ids: integers [k], in rising order.
-          rows: at least k.
-        """
-
-        def one(array, shape):
-            found = np.zeros((rows, *array.shape[1:]), array.dtype)
-            # "clip" writes directly to out; with "raise" NumPy copies twice. All ids are in range.
-            np.take(array, ids, axis=0, out=found[: len(ids)], mode="clip")
-            return found.astype(shape.dtype, copy=False)
-
-        return jax.tree.map(one, self._arrays, self.shapes)
-
-    def content(self) -> str:
-        """Return a hash of all examples; see ``stream_files.content_of``."""
-        leaves = jax.tree_util.tree_leaves_with_path(self._arrays)
-        lines = [f"{jax.tree_util.keystr(path)} {content_of(leaf)}" for path, leaf in leaves]
-        return hashlib.sha256("\n".join(lines).encode()).hexdigest()
-
-
-HostExamples = HostArrays | Records  # examples on the host that are read by index
 
 
 class FederatedStream:
@@ -312,7 +252,7 @@ def stream(
     memory = check_int("memory", memory, minimum=1)
     examples: HostExamples
     if isinstance(train, str) and train.startswith("tfds:"):
-        examples = open_records(train, data_dir)
+        examples = Records(train, data_dir)
     else:
         if isinstance(train, (str, Path)) and not Path(train).is_file():
             train = open_stream(train)
