@@ -75,10 +75,8 @@ COVERS = {
     "packaging/test_release": "version",
     "qp/test_project": "qp/dual qp/gram qp/joined_leaves qp/projected_gradient",
     "recipes/test_recipes": "recipes/*",
-    "report/test_figures": "report/curves report/partition_figure report/ranking report/style "
-    "report/surfaces",
+    "report/test_figures": "report/curves report/partition_figure report/style report/surfaces",
     "report/test_hostile_names": "markdown",
-    "report/test_plot": "report/print_size",
     "report/test_reading": "report/runs",
     "report/test_report": "report/statistics report/tables report/write",
     "report/test_sections": "report/csv_text report/formats",

@@ -32,12 +32,12 @@ from fedjax_lab.report.curves import (
     has,
     metric_figure,
     panels_note,
+    ranking_figure,
     spread_note,
 )
 from fedjax_lab.report.figures import MOST_CURVES, having, landscapes_of
 from fedjax_lab.report.paired import behind_best
 from fedjax_lab.report.partition_figure import partition_figure
-from fedjax_lab.report.ranking import ranking_figure
 from fedjax_lab.report.runs import Group
 from fedjax_lab.report.style import COLOURS, Styles, line_style, save
 from fedjax_lab.report.surfaces import surface_figure

@@ -1,4 +1,6 @@
-"""Figures of metrics over the rounds, with a line for each group of runs."""
+"""Figures of metrics over the rounds, with a line for each group of runs; and their ranking, where
+the lines are too many.
+"""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -6,16 +8,19 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from fedjax_lab.estimates import estimate
 from fedjax_lab.report.runs import Group, Run
 from fedjax_lab.report.sections import runs_of, score_of
 from fedjax_lab.report.statistics import ACCURACY as TEST
-from fedjax_lab.report.statistics import ERROR, OWN, Score
+from fedjax_lab.report.statistics import ERROR, OWN, Score, best
 from fedjax_lab.report.style import (
+    COLOURS,
     Styles,
     frame,
     legend,
     literal,
     log_axis,
+    new_figure,
     panels,
     plain_numbers,
     styles_of,
@@ -24,6 +29,7 @@ from fedjax_lab.report.style import (
 _MANY_RUNS = 12  # more single lines hide the means
 _WIDE = 10.0  # ratio of costs beyond which the axis is logarithmic
 _STEEP = 5.0  # and of a measure's values
+_SPAN = 30.0  # points below the best that a ranking shows
 
 
 class Measure(NamedTuple):
@@ -129,6 +135,39 @@ def metric_figure(shown: Sequence[Panel], styles: Styles | None = None, columns:
         if panel.y is not GLOBAL_MODEL and finite and 0 < _STEEP * min(finite) < max(finite):
             log_axis(axes, "y", min(finite), max(finite))
     legend(figure, labels, styles)
+    return figure
+
+
+def ranking_figure(groups: Sequence[Group]) -> Any:
+    """Draw the top accuracy of every group, best first: mean, 95 % interval, single seeds.
+
+    A value far below the best is a number at the edge.
+    """
+    score = score_of(runs_of(groups))
+    found = {
+        group.label: [100 * best(run.values(score.name)) for run in group.runs] for group in groups
+    }
+    estimates = {label: estimate(values) for label, values in found.items()}
+    means = {label: of.mean for label, of in estimates.items() if math.isfinite(of.mean)}
+    labels = sorted(means, key=means.__getitem__)
+    highest = max((max(found[label]) for label in labels), default=100.0)
+    near = [min(found[label]) for label in labels if means[label] >= highest - _SPAN]
+    edge = max(highest - _SPAN, min(near, default=0.0) - 3)
+    figure = new_figure(7.5, 1 + 0.21 * max(3, len(labels)))
+    axes = figure.subplots()
+    for height, label in enumerate(labels):
+        shown = estimates[label]
+        if shown.mean < edge:
+            axes.text(edge + 0.2, height, f"← {shown.mean:.1f}", va="center", fontsize=8)
+            continue
+        axes.errorbar(shown.mean, height, xerr=shown.half_width, fmt="o", color=COLOURS[0], ms=4)
+        axes.plot(found[label], [height] * len(found[label]), "|", color=COLOURS[1], ms=7)
+    if labels:
+        axes.set_xlim(edge, highest + 2)
+    frame(axes, f"top {measure_of(score).label}", "")
+    axes.grid(False, axis="y")
+    axes.set_yticks(range(len(labels)), list(map(literal, labels)), fontsize=9)
+    axes.set_ylim(-0.7, len(labels) - 0.3)
     return figure
 
 

@@ -21,16 +21,15 @@ from fedjax_lab.report.curves import (
     measure_of,
     metric_figure,
     panels_note,
+    ranking_figure,
     spread_note,
 )
 from fedjax_lab.report.distribution import client_scores, clients_figure
 from fedjax_lab.report.partition_figure import partition_figure
-from fedjax_lab.report.print_size import at_print_size
-from fedjax_lab.report.ranking import ranking_figure
 from fedjax_lab.report.runs import Group, Run
 from fedjax_lab.report.sections import runs_of, score_of
 from fedjax_lab.report.statistics import ACCURACY, ERROR, PERPLEXITY
-from fedjax_lab.report.style import save
+from fedjax_lab.report.style import at_print_size, save
 from fedjax_lab.report.surfaces import surface_figure
 
 MOST_CURVES = 14  # more cannot be told apart

@@ -2,7 +2,6 @@
 
 import base64
 import html
-import importlib.resources
 import itertools
 import re
 from collections.abc import Sequence
@@ -42,7 +41,7 @@ def html_page(markdown: str, folder: Path) -> str:
     place = body.find("<h2")
     navigation = _navigation(contents)
     body = body[:place] + navigation + body[place:] if place >= 0 else body
-    style = (importlib.resources.files("fedjax_lab.report") / "page.css").read_text("utf-8")
+    style = Path(__file__).with_name("page.css").read_text(encoding="utf-8")
     return (
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">\n'

@@ -9,9 +9,10 @@ import numpy as np
 from fedjax_lab.checks import check_number, repeated
 from fedjax_lab.estimates import standard_errors
 from fedjax_lab.report.curves import mean_curve
-from fedjax_lab.report.print_size import COLUMN, at_print_size
 from fedjax_lab.report.style import (
+    COLUMN,
     FORMS,
+    at_print_size,
     frame,
     legend,
     literal,

@@ -204,25 +204,18 @@ def _divided(runs: Iterable[Run]) -> list[list[Run]]:
 
 def _titles(parts: Sequence[Sequence[Run]]) -> list[tuple[str, dict[str, Any]]]:
     """Return the title of each part, and its settings that differ from those of parts like it."""
-    titles, whole = [_title(some) for some in parts], [setting_of(some[0]) for some in parts]
-    differ = {
-        title: names_that_differ(
-            [one for one, of in zip(whole, titles, strict=True) if of == title]
-        )
-        for title in titles
-    }
-    settings = [
-        {name: one[name] for name in differ[title] if name in one}
-        for one, title in zip(whole, titles, strict=True)
-    ]
-    titles = [
-        title + "".join(f", {printable(n)} {show(v)}" for n, v in setting.items())
-        for title, setting in zip(titles, settings, strict=True)
-    ]
+    common, whole = [_title(some) for some in parts], [setting_of(some[0]) for some in parts]
+    found = []
+    for title, one in zip(common, whole, strict=True):
+        alike = [other for other, of in zip(whole, common, strict=True) if of == title]
+        setting = {name: one[name] for name in names_that_differ(alike) if name in one}
+        shown = "".join(f", {printable(n)} {show(v)}" for n, v in setting.items())
+        found.append((title + shown, setting))
+    titles = [title for title, _ in found]
     data = [f", data {some[0].settings.get('data_hash', 'unknown')}" for some in parts]
     return [
         (title + hash * (titles.count(title) > 1), setting)
-        for title, hash, setting in zip(titles, data, settings, strict=True)
+        for (title, setting), hash in zip(found, data, strict=True)
     ]
 
 

@@ -1,6 +1,7 @@
-"""The style of figures: colours, axes, legends, files."""
+"""The style of figures: colours, axes, legends, their size in print, files."""
 
 import io
+import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,10 @@ COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#0
 DASHES = ("-", "--", ":", "-.")
 FORMS = ("png", "pdf", "svg")
 _DPI = 100
+COLUMN, PAGE = 3.4, 7.0  # inches, in print: one column of two, and both
+_TEXT, _SMALL = 8, 7  # points, in print
+_LETTER = 0.62  # width of a letter, divided by its size
+_LINES = 0.8  # width of lines in print, divided by that on a screen
 # In a PDF, TrueType fonts, which journals require; in an SVG, letters as outlines.
 _VECTORS: Any = {"pdf.fonttype": 42, "svg.fonttype": "path", "svg.hashsalt": "fedjax_lab"}
 _UNDATED: Any = {"pdf": {"CreationDate": None}, "svg": {"Date": None}}
@@ -120,6 +125,37 @@ def legend_of(figure: Any, handles: Sequence[Any], fontsize: float = 10) -> None
         handlelength=3,
         fontsize=fontsize,
     )
+
+
+def at_print_size(figure: Any, width: float | None = None) -> Any:
+    """Resize a figure to its width in print, with legible text; returns the figure.
+
+    Args:
+      width: width in inches; None: a column for a single panel, else a page.
+    """
+    from matplotlib.lines import Line2D
+    from matplotlib.text import Text
+
+    shown = [axes for axes in figure.axes if axes.axison]
+    wide, high = figure.get_size_inches()
+    if width is None:
+        width = COLUMN if len(shown) == 1 else PAGE
+    figure.set_size_inches(width, high * width / wide)
+    for text in figure.findobj(Text):
+        text.set_fontsize(_TEXT)
+    grids = [axes.get_gridspec() for axes in shown]  # a colour bar's axes have none
+    columns = max((grid.ncols for grid in grids if grid is not None), default=1)
+    letters = int(width / columns * 72 / (_LETTER * _TEXT))  # that stand below a panel
+    for axes in shown:
+        axes.tick_params(labelsize=_SMALL)
+        axes.set_xlabel(textwrap.fill(axes.get_xlabel(), letters))
+    for line in figure.findobj(Line2D):
+        line.set_linewidth(_LINES * line.get_linewidth())
+    for old in list(figure.legends):
+        handles = old.legend_handles
+        old.remove()
+        legend_of(figure, handles, fontsize=_SMALL)
+    return figure
 
 
 def literal(label: str) -> str:

@@ -4,26 +4,13 @@ import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from fedjax_lab.estimates import (
-    NOTHING,
-    digits_of,
-    digits_of_amount,
-    estimate,
-    format_estimate,
-)
+from fedjax_lab.estimates import NOTHING, digits_of, digits_of_amount, estimate, format_estimate
 from fedjax_lab.markdown import Cells, code, inert, markdown_table
 from fedjax_lab.qp.residuals import LARGEST_RESIDUAL, unsolved
 from fedjax_lab.report.distribution import spread_measures
 from fedjax_lab.report.paired import NOISE, behind_best
 from fedjax_lab.report.runs import Group, Run
-from fedjax_lab.report.sections import (
-    Section,
-    Tail,
-    runs_of,
-    score_of,
-    sections_of,
-    tail_of,
-)
+from fedjax_lab.report.sections import Section, Tail, runs_of, score_of, sections_of, tail_of
 from fedjax_lab.report.settings_table import settings_chapter
 from fedjax_lab.report.statistics import (
     ACCURACY,
@@ -395,13 +382,10 @@ def _scores(groups: Sequence[Group], mark: str) -> list[str]:
 
 def _costs(groups: Sequence[Group], target: float | None, mark: str) -> list[str]:
     """Format the chapter of costs up to the target; none if runs have no accuracy."""
-    explained = "the target is {}."
+    origin = ""
     if target is None:
         target = default_target(groups)
-        explained = (
-            "the target is {}: 95 % of the best method's best accuracy (mean over seeds), cut to "
-            "0.1 %."
-        )
+        origin = ": 95 % of the best method's best accuracy (mean over seeds), cut to 0.1 %"
     score = score_of(runs_of(groups))
     if math.isnan(target) or not score.is_accuracy:
         return []
@@ -410,7 +394,7 @@ def _costs(groups: Sequence[Group], target: float | None, mark: str) -> list[str
     return [
         f"{mark} Up to the target",
         f"What it takes until the first evaluation with a test accuracy {of_what}of at least the "
-        f"target; {explained.format(_percent(target))} Uplink counts all clients' messages "
+        f"target; the target is {100 * target:.10g} %{origin}. Uplink counts all clients' messages "
         "(1 MB = 10^6 bytes), gradients are mini-batch gradients, seconds leave compilation "
         f"out{timed}.",
         _shown(target_table(groups, target)),
@@ -458,7 +442,3 @@ def _unfinished(groups: Sequence[Group]) -> str:
         ),
     }
     return "".join(f" **{name}: {n}** (see the last table)." for name, n in counts.items() if n)
-
-
-def _percent(fraction: float) -> str:
-    return f"{100 * fraction:.10g} %"

@@ -12,10 +12,10 @@ from fedjax_lab.report.curves import (
     common_curves,
     metric,
     metric_figure,
+    ranking_figure,
 )
 from fedjax_lab.report.figures import write_figures
 from fedjax_lab.report.partition_figure import partition_figure
-from fedjax_lab.report.ranking import ranking_figure
 from fedjax_lab.report.style import save
 from fedjax_lab.report.surfaces import surface_figure
 from tests.report.by_hand import CURVE, groups_of, write_run

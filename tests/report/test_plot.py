@@ -8,7 +8,7 @@ import pytest
 from scipy import stats
 
 from fedjax_lab import report
-from fedjax_lab.report.print_size import COLUMN, PAGE
+from fedjax_lab.report.style import COLUMN, PAGE
 from tests.report.by_hand import write_run
 from tests.report.test_figures import overlaps
 
