@@ -79,7 +79,7 @@ def read_columns(
         if first is None and not any(name == column for _, column in found):
             raise ValueError(f"categories names {name!r}; it must be columns of text in x or y.")
     if client is not None:
-        found["client", client] = table.ids("client", client)
+        found["client", client] = table.ids(client)
     _check_lengths(found)
     chosen = ~_dropped(table, found)
     known = chosen  # the rows that means may depend on

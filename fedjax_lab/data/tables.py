@@ -87,14 +87,13 @@ class Table:
             return f"row {row} (line {self._csv.line_of(row)} of {self._path})"
         return f"row {row}" + ("" if self._path is None else f" of {self._path}")
 
-    def ids(self, argument: str, name: Any) -> Column:
+    def ids(self, name: Any) -> Column:
         """Read a column of clients' ids: integers, or text as it is written.
 
         Raises:
           ValueError: there is no such column, or it has values of several kinds.
         """
-        place = self._find(argument, name)
-        values, marks = self._read(argument, name, place)
+        values, marks = self._read("client", name, self._find("client", name))
         if not isinstance(values, Text):
             return self._whole(values, marks)
         # NA may be an id among others of text, such as the code of Namibia. Among numbers it is a
@@ -375,17 +374,17 @@ def _one_kind(about: str, array: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
             raise ValueError(f"{about} has missing values, the first in row {row}; {_REMEDY}.")
         array = array.copy()
         array[lacks] = flat[~lacks][0]
-    for kind in (str, bytes, (bool, np.bool_), (int, np.integer), (int, float, np.number)):
-        if all(
-            isinstance(value, kind)
-            and (isinstance(value, (bool, np.bool_)) <= (kind == (bool, np.bool_)))
-            for value in array.ravel()
-        ):
+    truths: Any = (bool, np.bool_)  # not among numbers, although Python's are integers
+    others: Any = (str, bytes, (int, np.integer), (int, float, np.number))
+    values = array.ravel()
+    has_truths = any(isinstance(value, truths) for value in values)
+    for kind in [truths] if has_truths else others:
+        if all(isinstance(value, kind) for value in values):
             return np.array(array.tolist()), np.flatnonzero(lacks)
-    for value in array.flat:
+    for value in values:
         if isinstance(value, _TIMES):
             raise _time_error(about, value)
-    kinds = sorted({type(value).__name__ for value in array.ravel()})
+    kinds = sorted({type(value).__name__ for value in values})
     raise ValueError(
         f"{about} has {', '.join(kinds)}; it must have only numbers, only truth values or only "
         "text."
