@@ -41,7 +41,7 @@ COVERS = {
     "command/options command/settings",
     "command/test_factories": "command/own_code",
     "command/test_grid": "command/combinations command/launch",
-    "command/test_own_data": "command/loading",
+    "command/test_own_data": "command/loaded_data command/loading",
     "command/test_personal": "command/client_model command/client_scores",
     "command/test_tables": "command/table_data",
     "command/test_unused": "command/commands",

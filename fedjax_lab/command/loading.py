@@ -7,9 +7,10 @@ import numpy as np
 
 from fedjax_lab import data
 from fedjax_lab.command.factories import find, is_own
+from fedjax_lab.command.loaded_data import LoadedData
 from fedjax_lab.command.options import parse_options_of
 from fedjax_lab.command.settings import DataSettings
-from fedjax_lab.command.table_data import TableData, load_table
+from fedjax_lab.command.table_data import load_table
 from fedjax_lab.data.dtypes import native
 from fedjax_lab.data.shakespeare import NUM_TOKENS
 from fedjax_lab.data.sources import checked_splits
@@ -21,7 +22,7 @@ _FORMS = (
 )
 
 
-def load_divided(settings: DataSettings, seed: int) -> TableData:
+def load_divided(settings: DataSettings, seed: int) -> LoadedData:
     """Load training and test examples, with their clients if the data set has them.
 
     Raises:
@@ -36,27 +37,27 @@ def load_divided(settings: DataSettings, seed: int) -> TableData:
         return _load_federated(settings)
     found = data.load(settings.dataset, **settings.load_options())
     of_bytes = found[0].y.ndim > 1 and settings.tokens == "bytes"
-    return TableData(found[0], found[1], None, None, NUM_BYTES if of_bytes else None)
+    return LoadedData(*found, classes=NUM_BYTES if of_bytes else None)
 
 
-def _load_federated(settings: DataSettings) -> TableData:
+def _load_federated(settings: DataSettings) -> LoadedData:
     name, _, path = settings.dataset.partition(":")
     if not path:
         raise ValueError(f"dataset is {settings.dataset!r}; a folder must follow the colon.")
     clients, tests = data.load_federated(name, path)
     train, test = (data.Examples(*map(np.asarray, part.examples)) for part in (clients, tests))
     if not settings.is_natural:
-        return TableData(train, test, None, None, NUM_TOKENS)
+        return LoadedData(train, test, classes=NUM_TOKENS)
     smallest, least = int(clients.sizes.min()), settings.least_examples
     if smallest < least:
         raise ValueError(
             f"min_client_size is {least}; the smallest client of {settings.dataset} has {smallest} "
             f"examples: min_client_size={smallest} takes it."
         )
-    return TableData(train, test, clients, tests, NUM_TOKENS)
+    return LoadedData(train, test, clients, tests, NUM_TOKENS)
 
 
-def _load_own(settings: DataSettings) -> TableData:
+def _load_own(settings: DataSettings) -> LoadedData:
     returned = find("dataset", settings.dataset)(
         **parse_options_of("dataset", settings.dataset, settings.dataset_option)
     )
@@ -70,8 +71,7 @@ def _load_own(settings: DataSettings) -> TableData:
         # Arrays without examples may have another shape and dtype.
         filled = [part for part in parts if len(part[0]) or len(part[1])] or parts
         x, y = (np.concatenate([part[i] for part in filled]) for i in (0, 1))
-        arrays = {"x_train": x, "y_train": y}
-        arrays |= {"x_test": np.asarray(test[0]), "y_test": np.asarray(test[1])}
+        splits = {"train": (x, y), "test": (np.asarray(test[0]), np.asarray(test[1]))}
     except (TypeError, ValueError, LookupError) as error:
         raise TypeError(
             f"{owner}, which returned a {type(returned).__name__}; {_FORMS} ({error})."
@@ -83,22 +83,20 @@ def _load_own(settings: DataSettings) -> TableData:
             f"partition is {settings.partition!r}; {settings.dataset} comes {comes} clients: give "
             f"--partition {flag}."
         )
-    labels = [y for name, y in arrays.items() if name.startswith("y")]
     classes = None
     if y.ndim == 1 and y.dtype.kind in "iu":
-        classes = 1 + max(int(part.max()) for part in labels)
+        classes = 1 + max(int(labels.max()) for _, labels in splits.values())
     if y.ndim > 1 and y.dtype.kind in "iu":  # words; checked as those of a text are
-        pairs = ((arrays["x_train"], y), (arrays["x_test"], arrays["y_test"]))
-        train, test = (data.Examples(*(a.astype(np.int32) for a in pair)) for pair in pairs)
+        train, test = (data.Examples(*(a.astype(np.int32) for a in s)) for s in splits.values())
     else:
-        train, test = checked_splits(settings.dataset, arrays, classes)
+        train, test = checked_splits(settings.dataset, splits, classes)
     clients = None
     if of_clients:
         ends = np.cumsum([0, *(len(part[1]) for part in parts)])
         bounds = zip(names, ends, ends[1:], strict=False)
         held = {name: (train.x[a:b], train.y[a:b]) for name, a, b in bounds}
         clients = data.from_clients(held, min_size=settings.least_examples)
-    return TableData(train, test, clients, None, classes)
+    return LoadedData(train, test, clients, classes=classes)
 
 
 def _check_parts(

@@ -20,12 +20,12 @@ from fedjax_lab.command.config import RunConfig
 from fedjax_lab.command.config_checks import parse_attack
 from fedjax_lab.command.factories import build_model, find, is_own
 from fedjax_lab.command.last_method import last_or_new
+from fedjax_lab.command.loaded_data import LoadedData
 from fedjax_lab.command.loading import load_divided
 from fedjax_lab.command.options import defaults_of
 from fedjax_lab.command.own_code import own_sources, sources
 from fedjax_lab.command.schedules import depends_on_rounds
 from fedjax_lab.command.settings import DataSettings, said_of
-from fedjax_lab.command.table_data import TableData
 from fedjax_lab.data.files import read_npz
 from fedjax_lab.data.heterogeneity import labels_of
 from fedjax_lab.machine.json_file import read_json
@@ -116,7 +116,7 @@ def build(
     if examples is None:
         given = load_divided(config.data, config.partition_seed)
     else:
-        given = TableData(*examples, None, None, None)
+        given = LoadedData(*examples)
     train, test = given.train, given.test
     kind = _kind_of(train)
     if kind == "numbers":

@@ -3,7 +3,7 @@
 Axes: n rows, N clients.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,15 +11,12 @@ import numpy as np
 
 from fedjax_lab import data
 from fedjax_lab.checks import check_choice, warn
-from fedjax_lab.command.settings import (
-    DEFAULT_TEST_SPLIT,
-    NATURAL_SCHEME,
-    DataSettings,
-    said_of,
-)
+from fedjax_lab.command.loaded_data import LoadedData
+from fedjax_lab.command.settings import DEFAULT_TEST_SPLIT, NATURAL_SCHEME, DataSettings, said_of
 from fedjax_lab.data.cells import Missing
 from fedjax_lab.data.columns import TableExamples, read_columns
 from fedjax_lab.data.federated import from_partition
+from fedjax_lab.data.files import Splits
 from fedjax_lab.data.partition import Partition, number_owners
 from fedjax_lab.data.sources import checked_splits
 from fedjax_lab.data.tables import FILES, Table
@@ -60,28 +57,8 @@ class _Clients(NamedTuple):
         return from_partition(examples, partition, self.names)
 
 
-class TableData(NamedTuple):
-    """A table, divided into training and test data.
-
-    Attributes:
-      train, test: examples.
-      clients: the federation of training examples; None without a column of client ids.
-      tests: the same clients with their own test examples; None if there are none.
-      classes: number of classes; None for a regression.
-      table: hash of all rows, if a seed divides them into training and test examples; or None.
-        A missing value counts as the mean of all rows there, not as that of the training rows.
-    """
-
-    train: data.Examples
-    test: data.Examples
-    clients: data.FederatedArrays | None
-    tests: data.FederatedArrays | None
-    classes: int | None
-    table: str | None = None
-
-
 def check_table(settings: DataSettings) -> None:
-    """Check the settings of columns and of the test set .
+    """Check the settings of columns and of the test set.
 
     Raises:
       ValueError: a setting is missing or invalid, or the data set is no table.
@@ -138,7 +115,7 @@ def _split(text: str) -> _Split:
     return _Split(unit, int(share) if whole else share)
 
 
-def load_table(settings: DataSettings, seed: int) -> TableData:
+def load_table(settings: DataSettings, seed: int) -> LoadedData:
     """Read a table, and divide it into training and test examples.
 
     Raises:
@@ -184,8 +161,8 @@ def load_table(settings: DataSettings, seed: int) -> TableData:
     table_hash = hash_arrays((x, y, owners and owners.of_rows))  # the same for each seed
     if found.means:  # now that the training rows are known, whose means fill gaps
         x = _read(table, inputs, settings, training=train).examples.x
-    arrays = {"x_train": x[train], "y_train": y[train], "x_test": x[test], "y_test": y[test]}
-    divided = _checked(settings, arrays, y, seen, own)
+    splits = {"train": (x[train], y[train]), "test": (x[test], y[test])}
+    divided = _checked(settings, splits, y, seen, own)
     return divided._replace(table=table_hash)
 
 
@@ -284,15 +261,15 @@ def _read(
 
 def _checked(
     settings: DataSettings,
-    arrays: Mapping[str, np.ndarray],
+    splits: Splits,
     y: np.ndarray,
     seen: _Clients | None,
     own: _Clients | None,
-) -> TableData:
+) -> LoadedData:
     classes = None if y.dtype.kind == "f" else int(y.max()) + 1
-    train, test = checked_splits(settings.dataset, arrays, classes)
+    train, test = checked_splits(settings.dataset, splits, classes)
     clients = None if seen is None else seen.federation(train)
-    return TableData(train, test, clients, None if own is None else own.federation(test), classes)
+    return LoadedData(train, test, clients, None if own is None else own.federation(test), classes)
 
 
 def _with_file(
@@ -301,7 +278,7 @@ def _with_file(
     inputs: Sequence[str],
     found: TableExamples,
     owners: _Owners | None,
-) -> TableData:
+) -> LoadedData:
     """Read the test set from another file, with the clients of its rows if it has their column."""
     x, y = found.examples
     table = Table(path, parse_missing(settings.missing))
@@ -320,8 +297,8 @@ def _with_file(
             x_test, y_test = x_test[order], y_test[order]  # rows of other clients come last
             counts = np.bincount(of, minlength=len(names) + 1)[:-1]
             own = _Clients(counts, names) if counts.sum() else None
-    arrays = {"x_train": x, "y_train": y, "x_test": x_test, "y_test": y_test}
-    return _checked(settings, arrays, np.concatenate([y, y_test]), seen, own)
+    splits = {"train": (x, y), "test": (x_test, y_test)}
+    return _checked(settings, splits, np.concatenate([y, y_test]), seen, own)
 
 
 def _check_known(

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedjax_lab.checks import check_choice, errors_about
-from fedjax_lab.data.files import check_unpacked
+from fedjax_lab.data.files import Splits, check_unpacked
 
 LABELS = ("fine", "coarse")
 _PIXELS = 3 * 32 * 32
@@ -60,7 +60,7 @@ _KINDS = {
 }
 
 
-def read_cifar(name: str, path: Path, labels: str = "fine") -> tuple[dict[str, np.ndarray], int]:
+def read_cifar(name: str, path: Path, labels: str) -> tuple[Splits, int]:
     """Read CIFAR-10 or CIFAR-100.
 
     Args:
@@ -69,8 +69,7 @@ def read_cifar(name: str, path: Path, labels: str = "fine") -> tuple[dict[str, n
       labels: of CIFAR-100, "fine" (100 classes) or "coarse" (20).
 
     Returns:
-      x_train and x_test, uint8 [n, 32, 32, 3]; y_train and y_test, integers [n]; and the number of
-      classes.
+      Of each split, x uint8 [n, 32, 32, 3] and y integers [n]; and the number of classes.
 
     Raises:
       FileNotFoundError: there is no such archive or folder.
@@ -87,9 +86,7 @@ def read_cifar(name: str, path: Path, labels: str = "fine") -> tuple[dict[str, n
     read = _read_pickled if form.is_pickled else _read_binary
     parts = {file: read(f"{path}: {file}", name, contents[file], labels) for file in form.files}
     x, y = (np.concatenate([parts[file][i] for file in form.train]) for i in (0, 1))
-    x_test, y_test = parts[form.test]
-    arrays = {"x_train": x, "y_train": y, "x_test": x_test, "y_test": y_test}
-    return arrays, _KINDS[name][labels][1]
+    return {"train": (x, y), "test": parts[form.test]}, _KINDS[name][labels][1]
 
 
 def _read_folder(name: str, folder: Path) -> tuple[_Form, dict[str, bytes]]:

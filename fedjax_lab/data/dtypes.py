@@ -1,5 +1,6 @@
 """The dtypes that arrays have on a device."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -8,12 +9,7 @@ import numpy as np
 
 from fedjax_lab.types import PyTree
 
-_CHUNK = 1 << 20
-_TEXT = " Replace each text by a number, the same in all arrays."
-_HINTS = {  # what to do about an array that is not numeric, by the kind of its dtype
-    **dict.fromkeys("SUT", _TEXT),
-    "O": " Convert numbers, for example by array.astype(np.float32)." + _TEXT,
-}
+_PIECE = 2**23  # bytes that are read or converted at once
 
 
 def stored_dtype(name: str, array: np.ndarray) -> np.dtype:
@@ -35,7 +31,8 @@ def stored_dtype(name: str, array: np.ndarray) -> np.dtype:
         )
     # Those of ml_dtypes, such as bfloat16, have the kind "V".
     if dtype.kind not in "biufcV" or (dtype.kind == "V" and not jnp.issubdtype(dtype, jnp.number)):
-        hint = _HINTS.get(dtype.kind, "")
+        hint = " Convert numbers, for example by array.astype(np.float32)." * (dtype.kind == "O")
+        hint += " Replace each text by a number, the same in all arrays." * (dtype.kind in "OSTU")
         raise ValueError(f"{name} has an array of dtype {dtype}; it must be numeric.{hint}")
     stored = jax.dtypes.canonicalize_dtype(dtype)
     if dtype.kind in "iu" and stored != dtype and array.size:
@@ -56,15 +53,21 @@ def check_float32(name: str, array: np.ndarray) -> None:
     Raises:
       ValueError: a number is too large.
     """
-    flat = array.reshape(-1)
-    for start in range(0, flat.size, _CHUNK):  # no copy of the whole
-        piece = flat[start : start + _CHUNK]
+    for piece in pieces(array):
         large = piece[np.isfinite(piece) & (np.abs(piece) > np.finfo(np.float32).max)]
         if large.size:
             raise ValueError(
                 f"{name} has the value {large[0]:.3g}; it must fit into float32, which holds "
                 f"numbers up to {np.finfo(np.float32).max:.3g}."
             )
+
+
+def pieces(array: np.ndarray) -> Iterator[np.ndarray]:
+    """Yield parts along the leading axis of some megabytes each."""
+    array = np.atleast_1d(array)
+    rows = max(1, _PIECE // max(1, array[:1].nbytes))
+    for start in range(0, len(array), rows):
+        yield array[start : start + rows]
 
 
 def common_length(name: str, tree: PyTree) -> int:

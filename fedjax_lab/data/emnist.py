@@ -11,12 +11,12 @@ from pathlib import Path
 import numpy as np
 
 from fedjax_lab.checks import errors_about
-from fedjax_lab.data.files import IDX_FILES, read_idx_files
+from fedjax_lab.data.files import Splits, read_idx_files
 
 _FIRST = "-train-images-idx3-ubyte"
 
 
-def read_emnist(path: Path, name: str) -> dict[str, np.ndarray]:
+def read_emnist(path: Path, name: str) -> Splits:
     """Read a split of EMNIST.
 
     Args:
@@ -25,23 +25,22 @@ def read_emnist(path: Path, name: str) -> dict[str, np.ndarray]:
         FOLDER/emnist-letters.
 
     Returns:
-      x_train and x_test, uint8 [n, 28, 28]; y_train and y_test, integers [n] from 0. The labels of
-      the letters, 1 to 26 in the files, become 0 to 25.
+      Of each split, x uint8 [n, 28, 28] and y integers [n] from 0. The labels of the letters, 1 to
+      26 in the files, become 0 to 25.
 
     Raises:
       FileNotFoundError: there is no such file.
       ValueError: a file is damaged, or a folder has several splits.
     """
-    arrays = _read_mat(path, name) if path.suffix == ".mat" else _read_idx(path, name)
-    first = arrays["y_train"].min(initial=1)
-    for part in ("train", "test"):
-        x, y = arrays[f"x_{part}"], arrays[f"y_{part}"]
-        arrays[f"x_{part}"] = np.ascontiguousarray(x.transpose(0, 2, 1))
-        arrays[f"y_{part}"] = y.astype(np.int64) - (first == 1)
-    return arrays
+    splits = _read_mat(path, name) if path.suffix == ".mat" else _read_idx(path, name)
+    first = splits["train"][1].min(initial=1)
+    return {
+        part: (np.ascontiguousarray(x.transpose(0, 2, 1)), y.astype(np.int64) - (first == 1))
+        for part, (x, y) in splits.items()
+    }
 
 
-def _read_idx(path: Path, name: str) -> dict[str, np.ndarray]:
+def _read_idx(path: Path, name: str) -> Splits:
     folder, prefix = (path, "") if path.is_dir() else (path.parent, path.name)
     if not prefix:
         splits = sorted({file.name.partition(_FIRST)[0] for file in path.glob(f"*{_FIRST}*")})
@@ -52,16 +51,15 @@ def _read_idx(path: Path, name: str) -> dict[str, np.ndarray]:
                 f"{splits[0] if splits else 'emnist-letters'}."
             )
         prefix = splits[0]
-    its_names = {key: f"{prefix}-{file.replace('t10k', 'test')}" for key, file in IDX_FILES.items()}
-    return read_idx_files(folder, name, its_names)
+    return read_idx_files(folder, name, {part: f"{prefix}-{part}" for part in ("train", "test")})
 
 
-def _read_mat(path: Path, name: str) -> dict[str, np.ndarray]:
+def _read_mat(path: Path, name: str) -> Splits:
     from scipy import io
 
     if not path.is_file():
         raise FileNotFoundError(f"{name}: there is no file {path}.")
-    arrays: dict[str, np.ndarray] = {}
+    splits = {}
     about = (
         f"{path}: damaged, or no file of EMNIST (a struct dataset with train and test, each with "
         "images uint8 [n, 784] and labels [n])"
@@ -77,5 +75,5 @@ def _read_mat(path: Path, name: str) -> dict[str, np.ndarray]:
                     f"{part} has images {x.dtype} {list(x.shape)} and labels {y.dtype} "
                     f"{list(y.shape)}"
                 )
-            arrays[f"x_{part}"], arrays[f"y_{part}"] = x.reshape(len(x), side, side), y
-    return arrays
+            splits[part] = x.reshape(len(x), side, side), y
+    return splits

@@ -16,38 +16,39 @@ import numpy as np
 from fedjax_lab.checks import errors_about
 from fedjax_lab.machine.extras import imported
 
-IDX_FILES = {
-    "x_train": "train-images-idx3-ubyte",
-    "y_train": "train-labels-idx1-ubyte",
-    "x_test": "t10k-images-idx3-ubyte",
-    "y_test": "t10k-labels-idx1-ubyte",
-}
-SPLITS = ("x_train", "y_train", "x_test", "y_test")
+# "train" and "test" -> x [n, ...] and y [n, ...] of a file, not checked yet.
+Splits = Mapping[str, tuple[np.ndarray, np.ndarray]]
+
+# How the names of the two files of a split begin, in MNIST.
+_MNIST = {"train": "train", "test": "t10k"}
+_IN_NPZ = ("x_train", "y_train", "x_test", "y_test")
 _IDX_TYPES = {0x08: "uint8", 0x09: "int8", 0x0B: "int16", 0x0C: "int32", 0x0D: "float32"}
 _CHUNK = 1 << 20
 _LIMIT = "FEDJAX_LAB_UNPACKED_GIB"
 _GIB = 8.0  # largest unpacked size of a file, unless the environment variable sets another
 
 
-def read_idx_files(
-    folder: Path, name: str, file_names: Mapping[str, str] = IDX_FILES
-) -> dict[str, np.ndarray]:
-    """Read x_train, y_train, x_test and y_test from IDX files.
+def read_idx_files(folder: Path, name: str, beginnings: Mapping[str, str] = _MNIST) -> Splits:
+    """Read training and test data from IDX files.
 
     Args:
-      file_names: file name of each array, without .gz; MNIST's four by default.
+      beginnings: how the names of the two files of each split begin; by default as of MNIST's.
 
     Raises:
       FileNotFoundError: a file is missing.
       ValueError: a file is damaged.
     """
-    arrays = {}
-    for key, file_name in file_names.items():
+
+    def read(file_name: str, ndim: int) -> np.ndarray:
         path = _find_idx(folder, file_name)
         if path is None:
             raise FileNotFoundError(f"{name}: {folder} has neither {file_name} nor {file_name}.gz.")
-        arrays[key] = read_idx(path, ndim=3 if key.startswith("x") else 1)
-    return arrays
+        return read_idx(path, ndim=ndim)
+
+    return {
+        part: (read(f"{begin}-images-idx3-ubyte", 3), read(f"{begin}-labels-idx1-ubyte", 1))
+        for part, begin in beginnings.items()
+    }
 
 
 @contextlib.contextmanager
@@ -93,7 +94,7 @@ def _first_bad_line(file: Any) -> str:
 
 def has_idx(folder: Path) -> bool:
     """Return True if a folder has MNIST's training images."""
-    return _find_idx(folder, IDX_FILES["x_train"]) is not None
+    return _find_idx(folder, "train-images-idx3-ubyte") is not None
 
 
 def _find_idx(folder: Path, file_name: str) -> Path | None:
@@ -176,7 +177,17 @@ def _read_up_to(file: Any, count: int) -> bytearray:
     return buffer
 
 
-def read_npz(path: Path, name: str, keys: Sequence[str] | None = SPLITS) -> dict[str, np.ndarray]:
+def read_npz_splits(path: Path, name: str) -> Splits:
+    """Read the arrays x_train, y_train, x_test and y_test of an .npz file.
+
+    Raises:
+      FileNotFoundError, ValueError: as ``read_npz``.
+    """
+    arrays = read_npz(path, name)
+    return {part: (arrays[f"x_{part}"], arrays[f"y_{part}"]) for part in ("train", "test")}
+
+
+def read_npz(path: Path, name: str, keys: Sequence[str] | None = _IN_NPZ) -> dict[str, np.ndarray]:
     """Read arrays of an .npz file; never pickled objects.
 
     Args:

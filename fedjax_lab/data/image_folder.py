@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from fedjax_lab.checks import errors_about
+from fedjax_lab.data.files import Splits
 from fedjax_lab.machine.extras import imported
 
 # Names of the folders of a test set.
@@ -21,9 +22,7 @@ _ON_ITS_SIDE = (5, 6, 7, 8)
 _PNG_EXIF = {"exif", "Raw profile type exif", "XML:com.adobe.xmp"}
 
 
-def read_image_folder(
-    folder: Path, name: str, size: int | None = None
-) -> tuple[dict[str, np.ndarray], int]:
+def read_image_folder(folder: Path, name: str, size: int | None) -> tuple[Splits, int]:
     """Read the images of a folder.
 
     The folder has train and test (or val, valid, validation), and each of them a sub-folder for
@@ -38,9 +37,8 @@ def read_image_folder(
         None: all must have one size.
 
     Returns:
-      x_train and x_test, uint8 [n, H, W, C] with C = 1 if all images are gray, and C = 3 (red,
-      green, blue) if not; transparency is left out. y_train and y_test, integers [n]; and the
-      number of classes.
+      Of each split, x uint8 [n, H, W, C] and y integers [n]; and the number of classes. C is 1 if
+      all images are gray, and else 3 (red, green, blue); transparency is left out.
 
     Raises:
       FileNotFoundError: there is no such folder, or it has no classes or images.
@@ -63,14 +61,13 @@ def read_image_folder(
     mode = "L" if all(head[0] in _GRAY for head in heads.values()) else "RGB"
     height, width = (height, width) if size is None else (size, size)
     channels = 1 if mode == "L" else 3
-    arrays = {}
+    splits = {}
     for part, of_part in files.items():
         x = np.empty((len(of_part), height, width, channels), np.uint8)
         for place, (file, _) in enumerate(of_part):
             x[place] = _decode(file, mode, (width, height)).reshape(x.shape[1:])
-        arrays[f"x_{part}"] = x
-        arrays[f"y_{part}"] = np.array([label for _, label in of_part], np.int64)
-    return arrays, classes
+        splits[part] = x, np.array([label for _, label in of_part], np.int64)
+    return splits, classes
 
 
 def _files(folder: Path) -> tuple[dict[str, list[tuple[Path, int]]], int]:

@@ -4,7 +4,6 @@ Axes: n examples of a split; an image is [height, width, channels] (channels las
 text is a sequence of L words.
 """
 
-import importlib.resources
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,7 +12,7 @@ import numpy as np
 
 from fedjax_lab.checks import check_choice, check_int, errors_about
 from fedjax_lab.data import cifar, emnist, files, image_folder, text, tfds
-from fedjax_lab.data.dtypes import stored_dtype
+from fedjax_lab.data.dtypes import pieces, stored_dtype
 from fedjax_lab.signatures import suggest_keywords
 
 # Folder of Debian's package dataset-fashion-mnist.
@@ -143,7 +142,7 @@ def load(
         if scheme == "idx":
             return checked_splits(name, files.read_idx_files(Path(rest), name))
         if scheme == "npz":
-            return checked_splits(rest, files.read_npz(Path(rest), name))
+            return checked_splits(rest, files.read_npz_splits(Path(rest), name))
         if scheme == "tfds":
             return _load_tfds(name, data_dir)
         return _load_text(name, data_dir, of_text)
@@ -159,10 +158,8 @@ def load(
             other = "idx:FOLDER" if name == "mnist" else f"{name}:PATH"
             raise type(error)(f"{error} {other} reads its files without it.") from error
     if name == "digits":
-        with importlib.resources.as_file(
-            importlib.resources.files("fedjax_lab.data") / "digits.npz"
-        ) as path:
-            return checked_splits(name, files.read_npz(path, name))
+        path = Path(__file__).with_name("digits.npz")
+        return checked_splits(name, files.read_npz_splits(path, name))
     if name == "fashion_mnist":
         return _load_fashion_mnist(data_dir)
     raise ValueError(f"name is {name!r}; replace the capitals: {DATASETS[name]}.")
@@ -214,8 +211,7 @@ def num_classes(train: Any) -> int:
 def _load_fashion_mnist(data_dir: str | Path | None) -> tuple[Examples, Examples]:
     folder = DEBIAN_FASHION_MNIST if data_dir is None else Path(data_dir)
     if files.has_idx(folder):
-        arrays = files.read_idx_files(folder, "fashion_mnist")
-        return checked_splits("fashion_mnist", arrays)
+        return checked_splits("fashion_mnist", files.read_idx_files(folder, "fashion_mnist"))
     try:
         return _load_tfds("tfds:fashion_mnist", data_dir)
     except (ImportError, FileNotFoundError) as error:
@@ -228,8 +224,7 @@ def _load_fashion_mnist(data_dir: str | Path | None) -> tuple[Examples, Examples
 
 
 def _load_tfds(name: str, data_dir: str | Path | None) -> tuple[Examples, Examples]:
-    arrays, classes = tfds.read_images(name, data_dir)
-    return checked_splits(name, arrays, classes)
+    return checked_splits(name, *tfds.read_images(name, data_dir))
 
 
 def _load_text(
@@ -243,22 +238,22 @@ def _load_text(
 
 
 def checked_splits(
-    name: str, arrays: Mapping[str, np.ndarray], classes: int | None = None
+    name: str, splits: files.Splits, classes: int | None = None
 ) -> tuple[Examples, Examples]:
     """Check arrays and convert them to (train, test) in storage dtype.
 
     Args:
-      arrays: x_train and x_test [n, ...]; y_train and y_test [n], or [n, ...] for a regression.
+      splits: of "train" and "test", x [n, ...] and y [n], or [n, ...] for a regression.
       classes: number of classes; None: the number in the training labels.
 
     Raises:
       ValueError: arrays are inconsistent (such as one x of integers and the other of floats), not
         finite or labelled out of range.
     """
-    train = _checked(f"{name}, train", arrays["x_train"], arrays["y_train"], classes)
+    train = _checked(f"{name}, train", *splits["train"], classes)
     if classes is None and train.y.dtype.kind != "f":
         classes = num_classes(train)
-    test = _checked(f"{name}, test", arrays["x_test"], arrays["y_test"], classes)
+    test = _checked(f"{name}, test", *splits["test"], classes)
     if train.x.shape[1:] != test.x.shape[1:]:
         raise ValueError(
             f"{name}: training examples have shape {train.x.shape[1:]}, test examples "
@@ -266,8 +261,8 @@ def checked_splits(
         )
     if (train.x.dtype.kind == "f") != (test.x.dtype.kind == "f"):
         raise ValueError(
-            f"{name}: training examples have dtype {arrays['x_train'].dtype}, test examples "
-            f"{arrays['x_test'].dtype}; both must be integers or both floats, on the same scale."
+            f"{name}: training examples have dtype {splits['train'][0].dtype}, test examples "
+            f"{splits['test'][0].dtype}; both must be integers or both floats, on the same scale."
         )
     if (train.y.dtype, train.y.shape[1:]) != (test.y.dtype, test.y.shape[1:]):
         raise ValueError(
@@ -308,11 +303,7 @@ def _numbers(name: str, x: np.ndarray) -> np.ndarray:
     """Convert to finite real numbers in the dtype that a device stores."""
     if x.dtype.kind not in "biuf":
         raise ValueError(f"{name} of dtype {x.dtype}; they must be real numbers.")
-    stored = stored_dtype(name, x)
-    if x.dtype.kind == "f":
-        with np.errstate(over="ignore"):
-            x = x.astype(stored, copy=False)
-        for start in range(0, len(x), 4096):
-            if not np.isfinite(x[start : start + 4096]).all():
-                raise ValueError(f"{name} that are NaN or infinite (as {x.dtype}).")
-    return x.astype(stored, copy=False)
+    x = x.astype(stored_dtype(name, x), copy=False)
+    if x.dtype.kind == "f" and not all(np.isfinite(piece).all() for piece in pieces(x)):
+        raise ValueError(f"{name} that are NaN or infinite (as {x.dtype}).")
+    return x

@@ -21,14 +21,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_lab.checks import errors_about, warn
-from fedjax_lab.data.dtypes import common_length, stored_dtype
+from fedjax_lab.data.dtypes import common_length, pieces, stored_dtype
 from fedjax_lab.data.sources import Examples
 from fedjax_lab.machine.atomic_files import new_folder, write_text
 from fedjax_lab.signatures import suggest_keywords
 
 DESCRIPTION = "stream.json"
 _VERSION = 1
-_PIECE = 2**26  # bytes that are written or converted at once
 
 
 @suggest_keywords
@@ -143,7 +142,7 @@ def content_of(array: np.ndarray) -> str:
     path = _whole_file(array)
     if path is None:
         digest = hashlib.sha256()
-        for piece in _pieces(array):
+        for piece in pieces(array):
             digest.update(_bytes_of(piece))
         bits = digest.hexdigest()
     else:
@@ -206,7 +205,7 @@ class _LeafFile:
         return self._file.tell()
 
     def add(self, rows: np.ndarray) -> None:
-        for piece in _pieces(rows):
+        for piece in pieces(rows):
             raw = _bytes_of(piece.astype(self._dtype, copy=False))
             self._file.write(raw)
             self._digest.update(raw)
@@ -259,16 +258,6 @@ def _names(structure: Any, count: int) -> list[str]:
     plain = all(name.replace(".", "").replace("_", "").isalnum() for name in names)
     is_safe = plain and len({name.lower() for name in names}) == count
     return names if is_safe else [str(number) for number in range(count)]
-
-
-def _pieces(array: np.ndarray) -> Iterator[np.ndarray]:
-    """Yield parts along the leading axis of some megabytes each."""
-    if array.ndim == 0:
-        yield array
-        return
-    rows = max(1, _PIECE // max(1, array[:1].nbytes))
-    for start in range(0, len(array), rows):
-        yield array[start : start + rows]
 
 
 def _bytes_of(array: np.ndarray) -> Any:

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedjax_lab.checks import check_choice
+from fedjax_lab.data.files import Splits
 from fedjax_lab.machine.extras import imported
 
 
@@ -104,14 +105,14 @@ def open_tfds(name: str, data_dir: str | Path | None) -> PreparedSet:
     return PreparedSet(name, tfds, builder, prepare)
 
 
-def read_images(name: str, data_dir: str | Path | None) -> tuple[dict[str, np.ndarray], int]:
+def read_images(name: str, data_dir: str | Path | None) -> tuple[Splits, int]:
     """Read a prepared image-classification set.
 
     Args:
       data_dir: the TFDS directory; None: TFDS's own.
 
     Returns:
-      x_train, y_train, x_test and y_test, and the number of classes.
+      x and y of each split, and the number of classes.
 
     Raises:
       ImportError: tensorflow-datasets is missing.
@@ -120,10 +121,8 @@ def read_images(name: str, data_dir: str | Path | None) -> tuple[dict[str, np.nd
     """
     found = open_tfds(name, data_dir)
     sources, keys = found.train_and_test(), found.image_and_label()
-    arrays: dict[str, np.ndarray] = {}
-    for part, source in sources.items():
-        arrays[f"x_{part}"], arrays[f"y_{part}"] = _read_source(name, source, keys)
-    return arrays, found.builder.info.features[keys[1]].num_classes
+    splits = {part: _read_source(name, source, keys) for part, source in sources.items()}
+    return splits, found.builder.info.features[keys[1]].num_classes
 
 
 def read_lines(name: str, data_dir: str | Path | None) -> tuple[Iterator[str], Iterator[str]]:
