@@ -43,14 +43,14 @@ def read_emnist(path: Path, name: str) -> Splits:
 def _read_idx(path: Path, name: str) -> Splits:
     folder, prefix = (path, "") if path.is_dir() else (path.parent, path.name)
     if not prefix:
-        splits = sorted({file.name.partition(_FIRST)[0] for file in path.glob(f"*{_FIRST}*")})
-        if len(splits) != 1:
-            raise (ValueError if splits else FileNotFoundError)(
-                f"{name}: {path} has the splits {', '.join(splits) or '(none)'}; there must be one,"
+        found = sorted({file.name.partition(_FIRST)[0] for file in path.glob(f"*{_FIRST}*")})
+        if len(found) != 1:
+            raise (ValueError if found else FileNotFoundError)(
+                f"{name}: {path} has the splits {', '.join(found) or '(none)'}; there must be one,"
                 f" of files SPLIT{_FIRST}. Name one of several, such as emnist:{path}/"
-                f"{splits[0] if splits else 'emnist-letters'}."
+                f"{found[0] if found else 'emnist-letters'}."
             )
-        prefix = splits[0]
+        prefix = found[0]
     return read_idx_files(folder, name, {part: f"{prefix}-{part}" for part in ("train", "test")})
 
 

@@ -205,8 +205,8 @@ def read_npz(path: Path, name: str, keys: Sequence[str] | None = _IN_NPZ) -> dic
         )
     with errors_about(f"{path}: damaged zip archive"), zipfile.ZipFile(path) as archive:
         sizes = {info.filename: info.file_size for info in archive.infolist()}
-    asked = sizes if keys is None else [name for key in keys for name in (key, f"{key}.npy")]
-    check_unpacked(path, sum(sizes.get(name, 0) for name in asked))
+    asked = sizes if keys is None else [file for key in keys for file in (key, f"{key}.npy")]
+    check_unpacked(path, sum(sizes.get(file, 0) for file in asked))
     with (
         errors_about(f"{path}: not readable as an .npz file of plain arrays"),
         # NumPy would leave a file that it opened itself open on a damaged archive.

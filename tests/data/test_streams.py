@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fedjax_lab import data
-from fedjax_lab.data import stream_files
+from fedjax_lab.data import dtypes, stream_files
 from tests.data.test_sources import tfds_dir, tfds_images  # noqa: F401
 
 X = np.arange(60, dtype=np.uint8).reshape(20, 3)
@@ -24,6 +24,21 @@ def test_what_is_written_is_read(tmp_path):
     np.testing.assert_array_equal(found.y, Y)
     assert (found.x.dtype, found.y.dtype) == (np.uint8, np.int32)  # as on a device
     np.testing.assert_array_equal(np.load(tmp_path / "a/x.npy"), X)  # a file like any other
+
+
+def test_large_arrays_are_read_in_pieces(monkeypatch, tmp_path):
+    """Of two rows here: nothing is left out, whatever is read in pieces."""
+    monkeypatch.setattr(dtypes, "_PIECE", 48)
+    array = np.arange(63.0).reshape(21, 3)
+    found = list(dtypes.pieces(array))
+    assert [len(piece) for piece in found] == [2] * 10 + [1]
+    np.testing.assert_array_equal(np.concatenate(found), array)
+    assert [piece.tolist() for piece in dtypes.pieces(np.array(3.0))] == [[3.0]]
+    read = data.open_stream(data.write_stream(tmp_path / "a", array))
+    np.testing.assert_array_equal(read, array)
+    array[20, 2] = 1e39
+    with pytest.raises(ValueError, match=r"examples has the value 1e\+39; it must fit"):
+        data.write_stream(tmp_path / "b", array)
 
 
 def test_any_containers_in_parts(tmp_path):
