@@ -254,8 +254,6 @@ def _read(
             f"task is 'classification' and target {settings.target} holds floats{of}; it must be "
             "one column of integers from 0, or of text."
         )
-    elif y.dtype.kind == "b":
-        y = y.astype(np.int32)
     return found._replace(examples=data.Examples(found.examples.x, y))
 
 

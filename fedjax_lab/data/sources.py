@@ -160,9 +160,7 @@ def load(
     if name == "digits":
         path = Path(__file__).with_name("digits.npz")
         return checked_splits(name, files.read_npz_splits(path, name))
-    if name == "fashion_mnist":
-        return _load_fashion_mnist(data_dir)
-    raise ValueError(f"name is {name!r}; replace the capitals: {DATASETS[name]}.")
+    return _load_fashion_mnist(data_dir)
 
 
 def check_load_options(name: str, **options: Any) -> None:
