@@ -10,6 +10,7 @@ ACCURACY, PERPLEXITY = "accuracy", "perplexity"
 ERROR = "mean_squared_error"  # in place of the accuracy, where a run is a regression
 OWN = "own_"  # before a score's name: of the models that clients use, on their own test examples
 TAIL = 10  # one part in so many of the rounds, the last one, is a run's tail
+ROUNDING = 1e-6  # of an accuracy, as a share of it: in float32, 7 right of 10 are below 0.7
 
 
 class Score(NamedTuple):
@@ -93,13 +94,18 @@ def tail_start(rounds: int) -> int:
 def reach(
     rows: Sequence[Mapping[str, Any]], target: float, metric: str = ACCURACY
 ) -> Mapping[str, Any] | None:
-    """Return the first row whose accuracy is at least ``target``, or None.
+    """Return the first row whose accuracy is at least ``target``, up to rounding, or None.
 
     None, too, if a row before it was not scored, which may have been the first one.
     """
     for row in rows:
         if metric not in row:
             return None
-        if number(row[metric]) >= target:
+        if is_reached(target, number(row[metric])):
             return row
     return None
+
+
+def is_reached(target: float, accuracy: float) -> bool:
+    """Return True if an accuracy is at least ``target``, up to rounding; False for NaN."""
+    return accuracy >= target * (1 - ROUNDING)

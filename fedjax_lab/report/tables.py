@@ -17,6 +17,7 @@ from fedjax_lab.report.statistics import (
     ERROR,
     OWN,
     PERPLEXITY,
+    ROUNDING,
     Score,
     best,
     lowest,
@@ -86,7 +87,8 @@ def default_target(groups: Iterable[Group], score: Score | None = None) -> float
     if not score.is_accuracy:
         return math.nan
     means = [group.over_seeds(lambda run: best(run.values(score.name))).mean for group in groups]
-    return math.floor(950 * best(means)) / 1000 if not math.isnan(best(means)) else math.nan
+    highest = best(means) * (1 + ROUNDING)
+    return math.nan if math.isnan(highest) else math.floor(950 * highest) / 1000
 
 
 def top(run: Run) -> float:

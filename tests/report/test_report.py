@@ -2,6 +2,7 @@ import json
 import math
 import re
 
+import numpy as np
 import pytest
 from scipy import stats
 
@@ -80,6 +81,20 @@ def test_the_first_row_at_the_target_counts():
     rows = [{"round": r, "accuracy": a} for r, a in [(1, 0.1), (2, None), (3, 0.5), (4, 0.4)]]
     assert reach(rows, 0.5)["round"] == 3
     assert reach(rows, 0.51) is None
+
+
+def test_an_accuracy_of_float32_reaches_the_share_of_examples_that_it_is():
+    """252 right of 360 are 70 %, and the nearest float32 is below 0.7; 251 are not."""
+    scores = [float(np.float32(251 / 360)), float(np.float32(252 / 360))]
+    assert scores[1] < 0.7
+    rows = [{"round": r, "accuracy": a} for r, a in enumerate(scores, 1)]
+    assert reach(rows, 0.7)["round"] == 2
+    assert reach(rows[:1], 0.7) is None
+
+
+def test_95_percent_of_an_accuracy_of_float32(tmp_path):
+    groups = groups_of(write_run(tmp_path / "a", [0.5, float(np.float32(0.7))]))
+    assert default_target(groups) == 0.665
 
 
 def test_one_run_by_hand(tmp_path):
