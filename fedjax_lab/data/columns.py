@@ -81,6 +81,8 @@ def read_columns(
     if client is not None:
         found["client", client] = table.ids(client)
     _check_lengths(found)
+    if not next(iter(found.values())).values.shape[0]:
+        raise ValueError(f"{table.name} has no rows; there must be at least one.")
     chosen = ~_dropped(table, found)
     known = chosen  # the rows that means may depend on
     if training is not None:

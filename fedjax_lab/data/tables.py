@@ -6,6 +6,7 @@ Axes: n rows of a table.
 import datetime
 import re
 from collections.abc import Mapping, Sequence
+from decimal import Decimal
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -50,6 +51,7 @@ class Table:
     """A table whose columns are read one by one.
 
     Attributes:
+      name: the file's path; "table" without a file.
       columns: names of the columns.
       missing: the meaning of marks of missing values.
     """
@@ -66,6 +68,7 @@ class Table:
         """
         self.missing = Missing(missing)
         self._path = Path(table) if isinstance(table, (str, Path)) else None
+        self.name = "table" if self._path is None else str(self._path)
         if self._path is not None:
             table = _read_file(self._path)
         self._csv = table if isinstance(table, CsvFile) else None
@@ -375,12 +378,14 @@ def _one_kind(about: str, array: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         array = array.copy()
         array[lacks] = flat[~lacks][0]
     truths: Any = (bool, np.bool_)  # not among numbers, although Python's are integers
-    others: Any = (str, bytes, (int, np.integer), (int, float, np.number))
+    # Decimals are those of a database.
+    others: Any = (str, bytes, (int, np.integer), (int, float, np.number, Decimal))
     values = array.ravel()
     has_truths = any(isinstance(value, truths) for value in values)
     for kind in [truths] if has_truths else others:
         if all(isinstance(value, kind) for value in values):
-            return np.array(array.tolist()), np.flatnonzero(lacks)
+            dtype = np.float64 if any(isinstance(value, Decimal) for value in values) else None
+            return np.array(array.tolist(), dtype), np.flatnonzero(lacks)
     for value in values:
         if isinstance(value, _TIMES):
             raise _time_error(about, value)

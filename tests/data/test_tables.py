@@ -6,6 +6,7 @@ import io
 import json
 import re
 import struct
+from decimal import Decimal
 
 import numpy as np
 import pytest
@@ -598,3 +599,33 @@ def test_a_number_that_is_filled_in_stays_what_it_is(tmp_path, column, mark, num
         table.write_text("\n".join(["id,a,y", *lines]))
     clients = data.from_table(table, client="id", x=["a"], y="y", missing={mark: number})
     np.testing.assert_array_equal(np.ravel(clients.examples.x), expected)
+
+
+@pytest.mark.parametrize("kind", ["mapping", "pandas", "parquet"])
+def test_a_table_without_rows_is_named(kind, tmp_path):
+    table = {name: np.array([]) for name in ("id", "a", "y")}
+    name = "table"
+    if kind != "mapping":
+        pandas = pytest.importorskip("pandas")
+        table = pandas.DataFrame(table)
+    if kind == "parquet":
+        table.to_parquet(name := str(tmp_path / "empty.parquet"))
+        table = name
+    with pytest.raises(ValueError, match=re.escape(f"{name} has no rows; there must be")):
+        data.from_table(table, client="id", x=["a"], y="y")
+
+
+@pytest.mark.parametrize("is_frame", [False, True])
+def test_decimals_of_a_database_are_numbers(is_frame):
+    """NUMERIC columns arrive as objects of Python's decimal; None is a missing value."""
+    doses = ["0.1", "2.50", "-3", "1e-2"]
+    table = {
+        "id": [1, 2, 1, 2, 1],
+        "a": [*map(Decimal, doses), None],
+        "y": [*map(Decimal, range(5))],
+    }
+    if is_frame:
+        table = pytest.importorskip("pandas").DataFrame(table)
+    clients = data.from_table(table, client="id", x="a", y="y", missing="drop")
+    np.testing.assert_array_equal(clients.examples.x, np.array(doses, np.float32))
+    np.testing.assert_array_equal(clients.examples.y, np.arange(4, dtype=np.float32))
