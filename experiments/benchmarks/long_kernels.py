@@ -12,17 +12,16 @@ import argparse
 import importlib
 import time
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from experiments.benchmarks.gradient_steps import compiled_steps, processor_seconds
 from fedjax_lab.machine.target import tracing_with
 from fedjax_lab.models.lowering import lowered
 
 # The module, whose limits "whole" lifts; as an attribute of the package it is the function.
 convolution = importlib.import_module("fedjax_lab.models.convolution")
-STEPS = 5
 # name -> shapes of images and kernels, stride, distance of the image's pixels
 CASES = {
     "1,024 weights, stride 512": ((8, 16_000, 1), (1024, 1, 64), 512, 1),
@@ -50,29 +49,15 @@ def program(case, form):
         )
         return (y**2).sum()
 
-    def step(_, carry):
-        kernel, x = carry
-        slope, by_x = jax.grad(lowered(loss), (0, 1))(kernel, x)
-        return kernel - 1e-6 * slope, x - 1e-6 * by_x
-
     limits = convolution.LONG_KERNEL, convolution.FEW_PHASES
     if form == "whole":
         convolution.LONG_KERNEL = convolution.FEW_PHASES = 10**9
     began = time.process_time()
     with tracing_with("lax" if form == "lax" else "auto"):
-        run = (
-            jax.jit(lambda *carry: lax.fori_loop(0, STEPS, step, carry)).lower(kernel, x).compile()
-        )
+        run = compiled_steps(lowered(loss), kernel, x, 1e-6)
     seconds = time.process_time() - began
     convolution.LONG_KERNEL, convolution.FEW_PHASES = limits
     return run, (kernel, x), seconds
-
-
-def sample(run, arguments):
-    """Processor seconds of the steps."""
-    began = time.process_time()
-    jax.block_until_ready(run(*arguments))
-    return time.process_time() - began
 
 
 def main(arguments=None):
@@ -87,7 +72,7 @@ def main(arguments=None):
         taken = {form: [] for form in made}
         for turn in range(given.repeats + 1):
             for form, (run, arguments, _) in made.items():
-                seconds = sample(run, arguments)
+                seconds = processor_seconds(run, arguments)
                 if turn:  # the first one warms up
                     taken[form].append(seconds)
         shown = []

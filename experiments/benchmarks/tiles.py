@@ -9,16 +9,13 @@ tiles (``fedjax_lab.models.winograd.saves_time``).
 """
 
 import argparse
-import time
 
-import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 
+from experiments.benchmarks.gradient_steps import STEPS, compiled_steps, processor_seconds
 from fedjax_lab.models import row_products, winograd
 
-STEPS = 5
 # (channels, features), pixels of a side, kernel's side: kinds of ResNets, VGG, LeNets and others.
 KINDS = [
     *(((3, 16), pixels, 3) for pixels in (32, 8)),
@@ -47,20 +44,7 @@ def program(channels, features, pixels, width, batch, tile):
     def loss(kernel, x):
         return (row_products.features(x, kernel, (1, 1), tile) ** 2).sum()
 
-    def step(_, carry):
-        kernel, x = carry
-        slope, by_x = jax.grad(loss, (0, 1))(kernel, x)
-        return kernel - 1e-9 * slope, x - 1e-9 * by_x
-
-    run = jax.jit(lambda *carry: lax.fori_loop(0, STEPS, step, carry))
-    return run.lower(kernel, x).compile(), (kernel, x)
-
-
-def sample(run, arguments):
-    """Processor seconds of the steps."""
-    began = time.process_time()
-    jax.block_until_ready(run(*arguments))
-    return time.process_time() - began
+    return compiled_steps(loss, kernel, x, 1e-9), (kernel, x)
 
 
 def main(arguments=None):
@@ -78,7 +62,8 @@ def main(arguments=None):
             of = channels, features, pixels, width, batch
             tiles = program(*of, winograd.best_tile(pixels, width))
             direct = program(*of, 0)
-            taken = np.array([[sample(*direct), sample(*tiles)] for _ in range(given.repeats + 1)])
+            turns = range(given.repeats + 1)
+            taken = np.array([[processor_seconds(*p) for p in (direct, tiles)] for _ in turns])
             ratio = np.median(taken[1:, 0] / taken[1:, 1])  # the first one warms up
             chosen = winograd.saves_time((pixels,) * 2, batch, (width, width, channels, features))
             total += 1
