@@ -87,8 +87,9 @@ def saves_time(outputs: tuple[int, int], batch: int, kernel: tuple[int, ...]) ->
 
     The estimate models one core's work on an output row: a number read or written by the linear
     maps costs as much as two multiplications in a matrix product, and small products are slow. Of
-    93 measured shapes it chose the form that is slower by a tenth or more on four
-    (``experiments/benchmarks/tiles.py``).
+    120 measured shapes (``experiments/benchmarks/tiles.py``) it chose tiles on none where they are
+    slower by a tenth, and left them out on 21 where they are faster by a tenth: 15 of these have a
+    batch of one.
 
     Args:
       outputs: (H', W').
