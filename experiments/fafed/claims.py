@@ -5,7 +5,7 @@ from types import MappingProxyType
 
 from experiments.fafed.batch import BATCH_5, BATCH_100
 from experiments.fafed.language_model import OF_LETTERS, OF_WORDS
-from experiments.fafed.table_2 import HIGH, LOW
+from experiments.fafed.table_2 import HIGH, LOW, MEDIUM
 from experiments.studies.claims import Claim
 from experiments.studies.measures import LOST, PERPLEXITY, TRAINING_LOSS
 
@@ -118,6 +118,17 @@ CLAIMS = (
         for ahead, text, of in (
             ("FAFED", "all others", _OTHERS),
             *((name, "FedAvg", ("FedAvg",)) for name in (*_OTHERS[1:], "FAFED")),
+        )
+    ),
+    *(
+        Claim(
+            f"{ahead} is ahead of {text}, medium heterogeneity at batch 50, 100 passes (Table 2)",
+            *("hundred_passes", MEDIUM, ahead, of),
+            has_numbers=False,
+        )
+        for ahead, text, of in (
+            ("FAFED", "all others", _OTHERS),
+            ("FAFED", "FedAvg", ("FedAvg",)),
         )
     ),
     *(

@@ -85,11 +85,10 @@ def best_tile(num_outputs: int, width: int) -> int:
 def saves_time(outputs: tuple[int, int], batch: int, kernel: tuple[int, ...]) -> bool:
     """Return True if tiles are expected to be faster than the direct sums.
 
-    The estimate models one core's work on an output row: a number read or written by the linear
-    maps costs as much as two multiplications in a matrix product, and small products are slow. Of
-    120 measured shapes (``experiments/benchmarks/tiles.py``) it chose tiles on none where they are
-    slower by a tenth, and left them out on 21 where they are faster by a tenth: 15 of these have a
-    batch of one.
+    They are wherever all rows are multiplied at once. Elsewhere the estimate models one core's work
+    on an output row: a number read or written by the linear maps costs as much as two
+    multiplications in a matrix product, and small products are slow. Of 120 measured shapes
+    (``experiments/benchmarks/tiles.py``) it chose the slower form by a tenth or more on none.
 
     Args:
       outputs: (H', W').
@@ -101,12 +100,12 @@ def saves_time(outputs: tuple[int, int], batch: int, kernel: tuple[int, ...]) ->
     if not tile:
         return False
     num_tiles, num_points = -(-num_outputs // tile), tile + width - 1
+    columns = num_tiles * batch
+    if _at_once(num_rows, columns, (num_points, height * channels, features)):
+        return True
     product = height * channels * features
     maps = 2 * (num_points * channels + tile * features)
     saved = num_outputs * width * product - num_tiles * num_points * (product + maps)
-    columns = num_tiles * batch
-    if _at_once(num_rows, columns, (num_points, height * channels, features)):
-        columns *= num_rows
     return columns * product >= _SMALL_PRODUCT and saved > 0.1 * num_outputs * width * product
 
 
