@@ -151,9 +151,12 @@ def _slice(equation, operands):
 def _broadcast(equation, operands):
     (value,) = operands
     shape, places = equation.params["shape"], equation.params["broadcast_dimensions"]
-    new = [axis for axis in range(len(shape)) if axis not in places]
-    order = [*new, *(places[axis] for axis in value.order)]
-    dimensions = range(len(new), len(shape))
+    order = [places[axis] for axis in value.order]
+    for axis in range(len(shape)):
+        if axis not in places:
+            # Behind the axis before it, so that a reshape may join them; never as the minor one.
+            order.insert(order.index(axis - 1) + 1 if axis - 1 in order[:-1] else 0, axis)
+    dimensions = [order.index(places[axis]) for axis in value.order]
     array = lax.broadcast_in_dim(value.array, [shape[axis] for axis in order], dimensions)
     return [with_order(array, order)]
 
