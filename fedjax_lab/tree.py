@@ -283,8 +283,11 @@ def normal_like(key: Key, tree: PyTree) -> PyTree:
     """
     leaves, structure = jax.tree.flatten(tree)
     keys = jax.random.split(key, len(leaves))
-    drawn = [jax.random.normal(k, x.shape, x.dtype) for k, x in zip(keys, leaves, strict=True)]
-    return jax.tree.unflatten(structure, drawn)
+
+    def draw(key, leaf):  # in bfloat16 JAX draws one of 128 numbers, with a mean of -0.01
+        return jax.random.normal(key, leaf.shape, wide_dtype(leaf.dtype)).astype(leaf.dtype)
+
+    return jax.tree.unflatten(structure, list(map(draw, keys, leaves)))
 
 
 def where(condition: jax.Array, tree: PyTree, other: PyTree) -> PyTree:
@@ -309,7 +312,7 @@ def zero_unless(condition: jax.Array, tree: PyTree) -> PyTree:
 
 
 def weighted_sum(stacked: PyTree, weights: jax.Array) -> PyTree:
-    """Compute sum_i weights[i] * stacked[i] over the leading axis, a matrix product per leaf.
+    """Compute sum_i weights[i] * stacked[i] over the leading axis, in the dtype of ``stacked``.
 
     Args:
       stacked: pytree of arrays [S, ...].
@@ -317,8 +320,10 @@ def weighted_sum(stacked: PyTree, weights: jax.Array) -> PyTree:
     """
 
     def total(leaf):
-        coefficients = weights.astype(leaf.dtype)
-        return jnp.tensordot(coefficients, leaf, axes=1, precision=jax.lax.Precision.HIGHEST)
+        wide = widen(leaf)
+        coefficients = weights.astype(wide.dtype)
+        summed = jnp.tensordot(coefficients, wide, axes=1, precision=jax.lax.Precision.HIGHEST)
+        return summed.astype(leaf.dtype)
 
     return jax.tree.map(total, stacked)
 

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from scipy import stats
 
 from fedjax_lab import tree
 
@@ -91,6 +92,25 @@ def test_a_factor_is_not_rounded_to_the_dtype_of_its_leaf(dtype):
         np.testing.assert_allclose(
             np.float64(product), factor * np.float64(x), rtol=1.1 * half + 1e-7, err_msg=name
         )
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+def test_normal_numbers_are_drawn_in_more_bits_than_they_have(dtype):
+    drawn = tree.normal_like(jax.random.key(0), {"w": jnp.zeros(200_000, dtype)})["w"]
+    assert drawn.dtype == dtype
+    z = np.float64(drawn)
+    assert abs(z.mean()) < 4 / np.sqrt(z.size)
+    assert z.std() == pytest.approx(1, abs=4 / np.sqrt(2 * z.size))
+    assert stats.binomtest(int((abs(z) > 3.5).sum()), z.size, 2 * stats.norm.sf(3.5)).pvalue > 1e-4
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+def test_weights_are_not_rounded_to_the_dtype_of_what_they_weigh(dtype):
+    """Rows that cancel; the weights are 0.3008, 0.2002 and 0.5 in bfloat16."""
+    rows = np.array([[100.0, 3.0], [100.0, -2.0], [-100.0, -1.0]])
+    found = tree.weighted_sum(jnp.asarray(rows, dtype), jnp.array([0.3, 0.2, 0.5]))
+    assert found.dtype == dtype
+    np.testing.assert_allclose(np.float64(found), [0, 0], rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])

@@ -103,7 +103,7 @@ def apfl(
             descent, state = transform.update(tree.scale(mixed_g, alpha), state, v)
             new_alpha = alpha
             if adaptive_mixing:
-                slope = optax.tree.vdot(tree.subtract(v, w), mixed_g)
+                slope = optax.tree.vdot(*tree.widen((tree.subtract(v, w), mixed_g)))
                 learned = alpha - jnp.asarray(lr, alpha.dtype) * slope.astype(alpha.dtype)
                 new_alpha = jnp.where(is_first, learned.clip(0, 1), alpha)
             new_row = APFLRow(tree.descend(v, lr, descent), new_alpha)

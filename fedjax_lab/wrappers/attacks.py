@@ -269,7 +269,7 @@ def _by_function(attack: AttackFn) -> _Lie:
                     f"{tree.path_text(path)}; it must be {leaf.shape}, a message of each client, "
                     f"or {leaf.shape[1:]}, the same of all attackers."
                 )
-        return jax.tree.map(lambda m, leaf: jnp.asarray(m, leaf.dtype), lies, messages)
+        return _in_dtypes(lies, messages)
 
     return lie
 
@@ -280,14 +280,19 @@ def _lie(
     """Compute the attackers' message from the honest ones; zeros if there are none."""
     count = honest.sum(dtype=cohort.weights.dtype)
     shares = jnp.where(honest, tree.safe_divide(1.0, count), 0)
-    messages = select(honest, messages)
-    mean = tree.weighted_sum(messages, shares)
+    wide = tree.widen(select(honest, messages))  # squares may vanish in float16
+    mean = tree.weighted_sum(wide, shares)
     if attack == "inner_product":
-        return tree.scale(mean, -jnp.asarray(strength))
-    centred = jax.tree.map(lambda leaf, m: jnp.square(leaf - m[None]), messages, mean)
+        return _in_dtypes(tree.scale(mean, -jnp.asarray(strength)), messages)
+    centred = jax.tree.map(lambda leaf, m: jnp.square(leaf - m[None]), wide, mean)
     variance = tree.weighted_sum(select(honest, centred), shares)
     z = _alie_z(cohort.participates.sum(), count) if strength is None else strength
-    return jax.tree.map(lambda m, v: m - jnp.asarray(z, m.dtype) * jnp.sqrt(v), mean, variance)
+    lies = jax.tree.map(lambda m, v: m - jnp.asarray(z, m.dtype) * jnp.sqrt(v), mean, variance)
+    return _in_dtypes(lies, messages)
+
+
+def _in_dtypes(lies: dict, messages: dict) -> dict:
+    return jax.tree.map(lambda lie, leaf: jnp.asarray(lie, leaf.dtype), lies, messages)
 
 
 def _alie_z(n: jax.Array, honest: jax.Array) -> jax.Array:

@@ -50,6 +50,20 @@ def test_totals_and_rates_are_not_those_of_a_low_precision_loss():
     assert result.history[-1]["gradients"] == 20 * sum(sizes)
 
 
+def test_a_weight_that_a_client_learns_is_not_rounded():
+    """APFL's inner product of 4.8e-7; the smallest number of float16 is 6e-8."""
+    apart = np.float16([3e-4, -2e-4, 5e-4, 4e-4])
+    gradient = np.float16([4e-4, 6e-4, 3e-4, 8e-4])
+    rate = 2e5
+    method = algorithms.apfl(linear, client_lr=rate, mixing=0.5)
+    state = method.init({"w": jnp.zeros(4, jnp.float16)}, 1)
+    state = state._replace(clients=state.clients._replace(own={"w": jnp.asarray(apart)[None]}))
+    state, _ = build_round(method)(state, batch_of(jnp.asarray(gradient)[None, None, None]))
+    exact = 0.5 - rate * (np.float64(apart) @ np.float64(gradient))
+    assert 0 < exact < 0.45
+    np.testing.assert_allclose(state.clients.mixing, [exact], rtol=1e-5)
+
+
 @pytest.mark.parametrize("where", ["step_transform", "gradient_transform"])
 @pytest.mark.parametrize(
     "transform",

@@ -199,6 +199,17 @@ def test_alie_of_a_given_strength_and_many_attackers(x64):
     assert np.isfinite(run(everyone, batch_of(messages))[0]).all()
 
 
+def test_alie_of_messages_whose_squares_vanish_in_their_dtype():
+    """Deviations of 1e-4, of which float16 has no squares."""
+    messages = np.float16(1e-4 * draw(2))
+    honest = np.delete(np.float64(messages), WHO, axis=0)
+    algorithm = with_attack(teller(), "alie", share=SHARE, seed=SEED, strength=1.5)
+    got, _ = run(algorithm, batch_of(messages))
+    sent = with_lies(np.float64(messages), honest.mean(0) - 1.5 * honest.std(0))
+    exact = np.stack([sent[:, 0].mean(0), sent[:, 1].sum(0)])
+    np.testing.assert_allclose(got, exact, rtol=0, atol=1e-6)
+
+
 @pytest.mark.methods
 def test_gaussian_messages():
     """Of the attackers alone: independent over clients, numbers, rounds, and as strong as said."""
