@@ -123,7 +123,8 @@ def fedasam(
     check_choice("adaptive", adaptive, ("weights", "all"))
 
     def scaling(path, y):  # T
-        if adaptive == "weights" and "bias" in jax.tree_util.keystr(path[-1:]):
+        name = jax.tree_util.keystr(tree.named_keys(path)[-1:])
+        if adaptive == "weights" and "bias" in name:
             return jnp.ones_like(y)
         return jnp.abs(y) + jnp.asarray(stability, y.dtype)
 

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 
 from fedjax_lab import algorithms, tree
 from tests.algorithms.cases import N
@@ -41,6 +42,22 @@ def test_what_is_adaptive_goes_by_the_leafs_name(adaptive, x64):
     ours = flat({name: params[NAMES[name]] for name in NAMES})
     np.testing.assert_allclose(ours, ends[0], rtol=0, atol=1e-12)
     assert np.abs(ends[0] - ends[1]).max() > 1e-4
+
+
+def test_a_bias_in_a_box_of_flax_is_a_bias(x64):
+    """The path of NNX's boxes ends in "value"; the same arrays in a dict have names alone."""
+    boxed = nnx.State({name: nnx.Param(leaf) for name, leaf in renamed(initial_params()).items()})
+
+    def loss_of_boxed(params, examples, key):
+        return loss_of_renamed({name: params[name][...] for name in params}, examples, key)
+
+    _, padded = reference.make_rounds(5, 1, 4, 3, 4)[0]
+    ends = []
+    for loss, params in ((loss_of_boxed, boxed), (loss_of_renamed, renamed(initial_params()))):
+        algorithm = algorithms.fedasam(loss, **OPTIONS)
+        state, _ = jax.jit(algorithm.round_fn)(algorithm.init(params, N), to_batch(padded, 0))
+        ends.append(jax.tree.leaves(algorithm.params(state)))
+    jax.tree.map(np.testing.assert_array_equal, *ends)
 
 
 @pytest.mark.parametrize(
