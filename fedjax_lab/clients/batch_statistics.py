@@ -1,5 +1,7 @@
 """Finds losses with statistics over a mini-batch, to which padding would contribute.
 
+Nor has BatchNorm a mini-batch where a loss gets each example alone (``example_clip``).
+
 A masked place of a mini-batch holds a copy of a real example. Its loss is not counted, but a layer
 such as BatchNorm averages over the examples before there is a loss. The mean is then wrong, and
 nothing fails. The traced loss shows it: the axis of the examples is followed from operation to
@@ -21,6 +23,7 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
 from fedjax_lab.checks import warn
 from fedjax_lab.clients.metrics import apply_loss, original_of
 from fedjax_lab.machine.target import tracing_with
+from fedjax_lab.models.batch_norm import running_statistics
 from fedjax_lab.types import Key, LossFn, Params, PyTree
 
 
@@ -58,7 +61,8 @@ _ELEMENTWISE = {
 }
 _WEIGHTING = {"mul", "and", "select_n"}
 _REDUCTIONS = ("reduce_max", "reduce_min", "reduce_and", "reduce_or", "argmax", "argmin")
-_examined: weakref.WeakKeyDictionary[Any, None] = weakref.WeakKeyDictionary()
+_padded: weakref.WeakKeyDictionary[Any, None] = weakref.WeakKeyDictionary()  # losses that
+_alone: weakref.WeakKeyDictionary[Any, None] = weakref.WeakKeyDictionary()  # were examined
 
 
 def warn_of_batch_statistics(
@@ -71,14 +75,7 @@ def warn_of_batch_statistics(
         remembered.
       params, examples, key, mask: arguments of ``apply_loss``; only shapes are used.
     """
-    original = original_of(loss_fn)
-    try:
-        if original in _examined:
-            return
-        _examined[original] = None
-    except TypeError:  # it cannot be remembered
-        pass
-    if counts_padding(loss_fn, params, examples, key, mask):
+    if _is_first(loss_fn, _padded) and counts_padding(loss_fn, params, examples, key, mask):
         warn(
             "loss_fn computes statistics over a mini-batch, and the mini-batches may have masked "
             "places. They hold copies of a real example, which the statistics count. Use "
@@ -89,10 +86,45 @@ def warn_of_batch_statistics(
         )
 
 
+def warn_of_lone_examples(loss_fn: LossFn, params: Params, examples: PyTree, key: Key) -> None:
+    """Warn once of a loss that trains with BatchNorm, and gets each example alone.
+
+    A loss without running statistics may compare examples: it is told that there is one.
+
+    Args:
+      loss_fn, params, examples, key: as in ``warn_of_batch_statistics``.
+    """
+    has_statistics = any(jax.tree.leaves(running_statistics(params)))
+    several = jax.tree.leaves(examples)[0].shape[0] > 1
+    if not (has_statistics and several and _is_first(loss_fn, _alone)):
+        return
+    if counts_padding(loss_fn, params, examples, key, None):
+        warn(
+            "loss_fn has a BatchNorm, but with example_clip it gets each example alone: each is "
+            "normalised by itself in training, and by running statistics in evaluation. Use "
+            "GroupNorm (norm='group').",
+        )
+
+
+def _is_first(loss_fn: LossFn, examined: weakref.WeakKeyDictionary[Any, None]) -> bool:
+    """Return True if a loss is not among those that were examined, and add it to them."""
+    original = original_of(loss_fn)
+    try:
+        is_first = original not in examined
+        examined[original] = None
+    except TypeError:  # it cannot be remembered
+        return True
+    return is_first
+
+
 def counts_padding(
-    loss_fn: LossFn, params: Params, examples: PyTree, key: Key, mask: jax.Array
+    loss_fn: LossFn, params: Params, examples: PyTree, key: Key, mask: jax.Array | None
 ) -> bool:
-    """Return True if a sum over the examples, padding included, reaches the losses."""
+    """Return True if a sum over the examples, padding included, reaches the losses.
+
+    Args:
+      mask: bool [B]; None: any sum over the examples counts.
+    """
     given = (params, examples, key, mask)
     shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), given)
     with tracing_with("lax"):  # convolutions as they are written are the easiest to follow

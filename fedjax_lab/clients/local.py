@@ -15,7 +15,10 @@ import numpy as np
 import optax
 
 from fedjax_lab import tree
-from fedjax_lab.clients.batch_statistics import warn_of_batch_statistics
+from fedjax_lab.clients.batch_statistics import (
+    warn_of_batch_statistics,
+    warn_of_lone_examples,
+)
 from fedjax_lab.clients.example_clipping import clipped_gradient
 from fedjax_lab.clients.metrics import Measures, apply_loss, with_constants
 from fedjax_lab.clients.resident import gather
@@ -172,6 +175,7 @@ class Gradient:
                 functools.partial(_mean_loss, loss_fn), has_aux=True
             )(*of_step)
         else:
+            warn_of_lone_examples(loss_fn, params, step.examples, step.key)
             grads, loss, num_examples, per_step, *rest = clipped_gradient(
                 loss_fn, *of_step, self.example_clip, self.example_noise
             )

@@ -10,6 +10,7 @@ import pytest
 
 from fedjax_lab import algorithms, data, models, with_frozen
 from fedjax_lab.clients.batch_statistics import counts_padding
+from fedjax_lab.models.batch_norm import normalise_batch
 from tests.federations import of_sizes
 
 B, F = 6, 5
@@ -184,7 +185,14 @@ def federation(sizes):
     return of_sizes(sizes, rng.normal(size=(sum(sizes), F)).astype(np.float32))
 
 
-def run(loss_fn, sizes, build=algorithms.fedavg, params=None, **options):
+def run(
+    loss_fn,
+    sizes,
+    build=algorithms.fedavg,
+    params=None,
+    about="statistics over a mini-batch",
+    **options,
+):
     """Trace a round twice, with mini-batches of four."""
     method = build(lambda p, e, key: loss_fn(p, data.Examples(*e), key), client_lr=0.1, **options)
     params = {"w": jnp.ones((F, 4))} if params is None else params
@@ -194,7 +202,7 @@ def run(loss_fn, sizes, build=algorithms.fedavg, params=None, **options):
         state = method.init(params, 2)
         for _ in range(2):
             jax.eval_shape(method.round_fn, state, batch)
-    return [str(w.message) for w in caught if "statistics over a mini-batch" in str(w.message)]
+    return [str(w.message) for w in caught if about in str(w.message)]
 
 
 def test_one_warning_that_says_what_to_do():
@@ -205,6 +213,26 @@ def test_one_warning_that_says_what_to_do():
     assert run(own(jnp.tanh), (5, 7)) == []
     (_,) = run(own(by_mean), (5, 7), algorithms.mime, momentum=0.5)
     assert run(own(by_mean), (5, 7), example_clip=1.0) == []  # each example alone
+
+
+def test_one_warning_of_examples_that_a_batch_norm_gets_alone():
+    zeros, ones = jnp.zeros(1), jnp.ones(1)
+    norm = {"scale": ones, "bias": zeros, "running_mean": zeros, "running_var": ones}
+
+    def loss_of(training):
+        return lambda params, e, key: squared(
+            normalise_batch(e.x[:, :, None], **params, training=training)
+        )
+
+    def found(training, sizes, **options):
+        about = {"about": "each example alone", "params": norm}
+        return run(loss_of(training), sizes, **about, **options)
+
+    for sizes in ((5, 7), (8, 8)):  # with masked places and without
+        (message,) = found(True, sizes, example_clip=1.0)
+        assert "norm='group'" in message
+    assert found(False, (5, 7), example_clip=1.0) == []  # by running statistics
+    assert found(True, (5, 7)) == []
 
 
 def test_frozen_weights_do_not_repeat_it():
