@@ -1,6 +1,4 @@
-"""Finds losses with statistics over a mini-batch, to which padding would contribute.
-
-Nor has BatchNorm a mini-batch where a loss gets each example alone (``example_clip``).
+"""Finds losses with statistics over a mini-batch that would be wrong.
 
 A masked place of a mini-batch holds a copy of a real example. Its loss is not counted, but a layer
 such as BatchNorm averages over the examples before there is a loss. The mean is then wrong, and
@@ -10,6 +8,9 @@ by the mask, or selected by it.
 
 Where the axis cannot be followed (loops, unusual operations), nothing is found: no warning at all
 is better than a false one. Maxima do not count, because copies do not change them.
+
+With ``example_clip`` a loss gets each example alone, so that BatchNorm has no mini-batch: the same
+search finds that.
 """
 
 import math
@@ -61,8 +62,9 @@ _ELEMENTWISE = {
 }
 _WEIGHTING = {"mul", "and", "select_n"}
 _REDUCTIONS = ("reduce_max", "reduce_min", "reduce_and", "reduce_or", "argmax", "argmin")
-_padded: weakref.WeakKeyDictionary[Any, None] = weakref.WeakKeyDictionary()  # losses that
-_alone: weakref.WeakKeyDictionary[Any, None] = weakref.WeakKeyDictionary()  # were examined
+# Losses that were examined, for padding and for examples alone.
+_padded: weakref.WeakKeyDictionary[Any, None] = weakref.WeakKeyDictionary()
+_alone: weakref.WeakKeyDictionary[Any, None] = weakref.WeakKeyDictionary()
 
 
 def warn_of_batch_statistics(
