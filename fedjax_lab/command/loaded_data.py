@@ -1,6 +1,9 @@
 """What a data set of the command line is loaded as, whatever it is read from."""
 
+from collections.abc import Callable
 from typing import NamedTuple
+
+import numpy as np
 
 from fedjax_lab import data
 
@@ -15,6 +18,8 @@ class LoadedData(NamedTuple):
       classes: number of classes; None: those of the training labels, or a regression.
       table: hash of all rows, if a seed divides a table into training and test examples; or None.
         A missing value counts as the mean of all rows there, not as that of the training rows.
+      with_means_of: rows [m] of ``train`` -> the same data, where the means of these rows alone
+        fill gaps; None: no mean fills any.
     """
 
     train: data.Examples
@@ -23,3 +28,4 @@ class LoadedData(NamedTuple):
     tests: data.FederatedArrays | None = None
     classes: int | None = None
     table: str | None = None
+    with_means_of: Callable[[np.ndarray], "LoadedData"] | None = None

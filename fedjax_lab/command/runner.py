@@ -26,6 +26,7 @@ from fedjax_lab.command.options import defaults_of
 from fedjax_lab.command.own_code import own_sources, sources
 from fedjax_lab.command.schedules import depends_on_rounds
 from fedjax_lab.command.settings import DataSettings, said_of
+from fedjax_lab.data.federated import from_partition
 from fedjax_lab.data.files import read_npz
 from fedjax_lab.data.heterogeneity import labels_of
 from fedjax_lab.machine.json_file import read_json
@@ -99,6 +100,7 @@ def build(
     config: RunConfig,
     examples: tuple[data.Examples, data.Examples] | None = None,
     wrap: Callable[[Algorithm], Algorithm] | None = None,
+    trained: Callable[[data.FederatedArrays], data.FederatedArrays] | None = None,
 ) -> Setup:
     """Load and partition the data, and build model, method and evaluation.
 
@@ -107,6 +109,8 @@ def build(
       examples: (train, test) in place of the data set, for example a split of the training
         data for tuning.
       wrap: function that wraps the config's method. None: the method itself.
+      trained: clients -> the same arrays without held-out examples, which then count neither in
+        the mean and deviation of the inputs nor in the means that fill gaps. None: all count.
 
     Raises:
       ValueError, TypeError: a setting is unknown, out of range, or missing.
@@ -127,6 +131,14 @@ def build(
     _check_flipped_labels(config, outputs, kind)
     with said_of("partition", config.data.partition):
         clients = given.clients or _clients(config, train)
+    fitted: Any = train
+    if trained is not None:
+        fitted = trained(clients)
+        if given.with_means_of is not None:
+            given = given.with_means_of(np.asarray(fitted.indices))
+            train, test = given.train, given.test
+            clients = from_partition(train, clients.host_partition(), clients.names)
+            fitted = trained(clients)
     _warn_of_outliers(clients)
     init_key = seeded(
         config.rounds.seed if config.model.init_seed is None else config.model.init_seed
@@ -137,7 +149,7 @@ def build(
 
     def of_no_seed():  # what does not depend on a seed
         model = _model(config, outputs, kind)
-        task = _task(config, train, model, kind)
+        task = _task(config, train, fitted, model, kind)
         _, prepare, loss_fn, count_fn = task
         total = count_fn
         if _kind_of(test) == "answers":  # every token counts alike, not every sequence
@@ -151,7 +163,7 @@ def build(
         return model, task, evaluate, vary, vary()
 
     content = _hash(*train, *test)
-    is_ours = wrap is None and not sources(config)
+    is_ours = wrap is None and trained is None and not sources(config)
     made = last_or_new(config, content, of_no_seed) if is_ours else of_no_seed()
     model, (first_x, prepare, loss_fn, count_fn), evaluate, vary, algorithm = made
     if is_ours:
@@ -327,13 +339,13 @@ def _model(config: RunConfig, outputs: int, kind: str) -> models.Model:
 
 
 def _task(
-    config: RunConfig, train: data.Examples, model: models.Model, kind: str
+    config: RunConfig, train: data.Examples, fitted: Any, model: models.Model, kind: str
 ) -> tuple[Any, Preprocess | None, LossFn, CountFn]:
     """Return (input for initialization, preprocessing, loss, evaluation function)."""
     build_loss, build_counts = _BUILDERS[kind]
     if kind in _TEXT:
         return train.x[:1], None, build_loss(model.apply), build_counts(model.apply)
-    mean, std, scale = data.normalization(train)
+    mean, std, scale = data.normalization(fitted)
     prepare = data.preprocess(mean, std, scale=scale, flip=config.data.flip, crop=config.data.crop)
     first_x = prepare(data.Examples(train.x[:1], train.y[:1]), None).x
     return first_x, prepare, build_loss(model.apply, prepare), build_counts(model.apply, prepare)

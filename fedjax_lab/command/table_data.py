@@ -139,7 +139,16 @@ def load_table(settings: DataSettings, seed: int) -> LoadedData:
         owners = _Owners(*number_owners(found.ids, settings.least_examples, about))
     split = _split(settings.test_split)
     if split.path is not None:
-        return _with_file(settings, split.path, inputs, found, owners)
+        path, order = split.path, np.arange(len(found.examples.y))
+        if owners is not None:
+            order = np.argsort(owners.of_rows, kind="stable")
+
+        def filled_by(rows: np.ndarray) -> LoadedData:
+            filled = _read(table, inputs, settings, training=order[rows])
+            return _with_file(settings, path, inputs, filled, owners)
+
+        divided = _with_file(settings, path, inputs, found, owners)
+        return divided._replace(with_means_of=filled_by if found.means else None)
     x, y = found.examples
     seen = own = None
     if owners is None:
@@ -159,11 +168,18 @@ def load_table(settings: DataSettings, seed: int) -> LoadedData:
         seen = _Clients(np.asarray(in_train.sizes), in_train.names)
         train, test = np.asarray(in_train.indices), np.asarray(in_test.indices)
     table_hash = hash_arrays((x, y, owners and owners.of_rows))  # the same for each seed
-    if found.means:  # now that the training rows are known, whose means fill gaps
-        x = _read(table, inputs, settings, training=train).examples.x
-    splits = {"train": (x[train], y[train]), "test": (x[test], y[test])}
-    divided = _checked(settings, splits, y, seen, own)
-    return divided._replace(table=table_hash)
+
+    def with_inputs(x: np.ndarray) -> LoadedData:
+        splits = {"train": (x[train], y[train]), "test": (x[test], y[test])}
+        return _checked(settings, splits, y, seen, own)._replace(table=table_hash)
+
+    def with_means_of(rows: np.ndarray) -> LoadedData:
+        return with_inputs(_read(table, inputs, settings, training=train[rows]).examples.x)
+
+    if not found.means:
+        return with_inputs(x)
+    # Now that the training rows are known, their means fill gaps.
+    return with_means_of(np.arange(len(train)))._replace(with_means_of=with_means_of)
 
 
 def parse_missing(texts: Sequence[str]) -> Any:

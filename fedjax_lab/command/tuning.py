@@ -6,7 +6,7 @@ from typing import Any
 
 import jax
 
-from fedjax_lab.checks import check_choice
+from fedjax_lab.checks import check_choice, check_share
 from fedjax_lab.command.combinations import Assignment, options_of, read_assignments
 from fedjax_lab.command.commands import PROG, TuneCommand
 from fedjax_lab.command.config import RunConfig
@@ -14,9 +14,11 @@ from fedjax_lab.command.factories import check_known
 from fedjax_lab.command.launch import DIVERGED, start
 from fedjax_lab.command.screen import file_to_write
 from fedjax_lab.command.sweeping import at_point, may_vary, parse_numbers, warn_of_attackers
+from fedjax_lab.data import FederatedArrays
 from fedjax_lab.machine.atomic_files import write_text
 from fedjax_lab.report.search_figure import search_figure
 from fedjax_lab.report.style import save
+from fedjax_lab.simulation.sweep_result import check_seeds
 from fedjax_lab.tuning.search_result import Diverged, SearchResult
 from fedjax_lab.types import Params, PyTree
 
@@ -157,7 +159,13 @@ def run_search(command: TuneCommand, spaces: dict[str, dict[str, Any]]) -> Searc
       ValueError, TypeError, OSError, ImportError: as ``runner.build`` and ``tune``.
     """
     from fedjax_lab.command.runner import build
-    from fedjax_lab.tuning.tune import tune
+    from fedjax_lab.tuning.tune import divided, tune
+
+    check_share("validation", command.validation)
+    seed = check_seeds(command.seeds)[0]
+
+    def trained(clients: FederatedArrays) -> FederatedArrays:
+        return divided(clients, command.validation, command.hold_out, seed)[0]
 
     setups: dict[str, Any] = {}
     options, methods = command.settings.method.option, tuple(spaces)
@@ -165,7 +173,7 @@ def run_search(command: TuneCommand, spaces: dict[str, dict[str, Any]]) -> Searc
         first = {key: value[0] for key, value in space.items()}
         own = {"algorithm": name, "option": options_of(options, name, methods)}
         config = at_point(command.settings.replace(**own), first).resolve()
-        setups[name] = build(config)
+        setups[name] = build(config, trained=trained)
     warn_of_attackers("a search", command.settings, command.seeds)
     some = next(iter(setups.values()))
     measure = getattr(some.count_fn, "score", "accuracy")

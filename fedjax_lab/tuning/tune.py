@@ -170,7 +170,7 @@ def tune(
 
     # What is computed.
     given = Schedule.of("tune", schedule)
-    train, held, seen = _divided(clients, validation, hold_out, seeds[0])
+    train, held, seen = divided(clients, validation, hold_out, seeds[0])
     if seen is not None:
         if given.sample_cohort is not None:
             raise ValueError(
@@ -241,10 +241,18 @@ def _first(name: str, build: Build, space: Space, start_points: Sequence[Point])
     return algorithm
 
 
-def _divided(
-    clients, validation, hold_out, seed
+def divided(
+    clients: FederatedArrays, validation: float | FederatedArrays, hold_out: str, seed: int
 ) -> tuple[FederatedArrays, FederatedArrays, np.ndarray | None]:
-    """Return (training data, validation data, numbers of the training clients; None: all)."""
+    """Return (training data, validation data, numbers of the training clients; None: all).
+
+    Args:
+      clients, validation, hold_out: as in ``tune``.
+      seed: the first one of the search.
+
+    Raises:
+      TypeError, ValueError: as ``split_examples`` and ``split_clients``.
+    """
     if isinstance(validation, FederatedArrays):
         return clients, validation, None
     if not isinstance(validation, (int, float, np.number)):

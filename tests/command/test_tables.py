@@ -8,11 +8,13 @@ import jax
 import numpy as np
 import pytest
 
-from fedjax_lab import load_run
-from fedjax_lab.command import cli
+from fedjax_lab import data, load_run
+from fedjax_lab.command import cli, tuning
+from fedjax_lab.command.commands import parse
 from fedjax_lab.command.config import RunConfig
 from fedjax_lab.command.runner import build
 from fedjax_lab.command.table_data import load_table
+from fedjax_lab.tuning import tune as module
 
 pytest.importorskip("narwhals", reason="tables need narwhals")
 parquet = pytest.importorskip("pyarrow.parquet", reason="tables need pyarrow")
@@ -257,6 +259,42 @@ def test_training_rows_without_a_number_have_no_mean(folder):
     write("train.csv", **small(age=ages))
     with pytest.raises(ValueError, match="'age' has no other numbers, or none in a training row"):
         table_of(**about)
+
+
+@pytest.mark.parametrize("split", ["later.csv", "clients:1"])
+@pytest.mark.parametrize("hold_out", ["examples", "clients"])
+def test_rows_that_a_search_holds_out_do_not_count_in_its_inputs(
+    folder, monkeypatch, split, hold_out
+):
+    rng = np.random.default_rng(0)
+    users, ages = [f"u{i}" for i in range(5)] * 4, list(rng.normal(50, 20, 20).round(1))
+    table = {"user": users, "age": ages, "dose": rng.normal(size=20), "y": rng.normal(size=20)}
+    table["age"] = ["NA" if i in (3, 8) else age for i, age in enumerate(ages)]
+    write("train.csv", **table)
+    write("later.csv", **table)
+    searches = []
+    monkeypatch.setattr(module, "tune", lambda *given, **named: searches.append((given, named)))
+    line = ["tune", "--space", "client_lr=0.1", "--dataset", "csv:train.csv", "--client", "user"]
+    line += ["--target", "y", "--missing", "mean", "--test-split", split, "--model", "linear"]
+    line += ["--validation", "0.5", "--hold-out", hold_out, "--seeds", "2", "3"]
+    tuning.run_search(parse(line), {"fedavg": {"client_lr": [0.1]}})
+    ((methods, _, _, clients), _) = searches[0]
+    divide = data.split_clients if hold_out == "clients" else data.split_examples
+    train, _ = divide(clients, 0.5, 2)
+    y = np.asarray(clients.examples.y)
+    rows = np.array([np.flatnonzero(np.float32(table["y"]) == value)[0] for value in y])
+    trained = rows[np.asarray(train.indices)]
+
+    def normalised(column):
+        column = np.array([np.nan if value == "NA" else value for value in column])
+        column[np.isnan(column)] = np.nanmean(column[trained])
+        return (column - column[trained].mean()) / column[trained].std()
+
+    x = np.stack([normalised(table[name]) for name in ("age", "dose")], 1)[rows]
+    params = {"classifier": {"kernel": np.float32([[2], [-3]]), "bias": np.float32([0.5])}}
+    loss_fn = methods["fedavg"](client_lr=0.1).loss_fn
+    found = loss_fn(params, clients.examples, None)
+    np.testing.assert_allclose(found, (x @ [2, -3] + 0.5 - y) ** 2, rtol=1e-4)
 
 
 @pytest.mark.methods

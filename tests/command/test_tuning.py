@@ -82,7 +82,7 @@ def test_an_option_can_be_of_one_method(monkeypatch):
 
     built = []
 
-    def build(config):
+    def build(config, **_):
         built.append((config.method.algorithm, config.method.option))
         return SimpleNamespace(vary=None, params=None, clients=None, count_fn=None)
 
@@ -158,7 +158,7 @@ def test_flags_reach_the_search(monkeypatch):
         return params + examples, None
 
     setup = SimpleNamespace(vary=None, params=None, clients=None, count_fn=count_fn)
-    monkeypatch.setattr(runner, "build", lambda config: setup)
+    monkeypatch.setattr(runner, "build", lambda config, **_: setup)
     given = []
     monkeypatch.setattr(module, "tune", lambda *arguments, **named: given.append(named))
     spaces = {"fedavg": {"client_lr": [0.1]}}

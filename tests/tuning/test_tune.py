@@ -18,7 +18,7 @@ from fedjax_lab.storage.lock import RunDirLock
 from fedjax_lab.tuning import search_log
 from fedjax_lab.tuning.score import evaluation_key
 from fedjax_lab.tuning.space import Range, Values, read_space, spread
-from fedjax_lab.tuning.tune import _counts, _divided
+from fedjax_lab.tuning.tune import _counts, divided
 
 N, D = 8, 4
 SETTINGS = {"rounds": 18, "cohort_size": 3, "local_steps": 2, "batch_size": 4}
@@ -106,7 +106,7 @@ def test_times_of_held_out_clients_are_held_out():
     clients, seconds = make_clients(), np.arange(1.0, N + 1)
     there = np.tile(seconds / 10, (3, 1))
     times = ClientTimes(seconds, latency=0.5, availability=there, deadline=9.0)
-    train, held, numbers = _divided(clients, 0.25, "clients", 3)
+    train, held, numbers = divided(clients, 0.25, "clients", 3)
     taken = times.take(numbers, N)
     seen = [int(name) for name in train.names]
     assert sorted(seen + [int(name) for name in held.names]) == list(range(N))
