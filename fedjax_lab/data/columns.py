@@ -154,6 +154,12 @@ def _dropped(table: Table, found: Mapping[tuple[str, Any], Column]) -> np.ndarra
                 allowed = "'drop', 'mean' or a number" if is_input else "'drop' or 'keep' (of text)"
                 if is_text and argument == "x" and meaning != "keep":
                     kind, allowed = "one of text", f"'drop' or 'keep', as in ({meaning!r}, 'keep')"
+                if argument == "client" and meaning == "keep":  # but of numbers it is not
+                    kind = "one of ids that look like numbers"
+                    allowed = (
+                        f"({table.missing.of(mark)!r}, 'drop'), which leaves the row out, or "
+                        "'keep' for both kinds of columns, which makes the mark an id"
+                    )
                 raise ValueError(
                     f"missing is {meaning!r} for {mark!r}, which {table.where(int(rows[0]))} has. "
                     f"{about} is {kind}; it must be {allowed}."

@@ -42,18 +42,24 @@ def stored_dtype(name: str, array: np.ndarray) -> np.dtype:
                 f"{name} has integers from {array.min()} to {array.max()}; they must fit into "
                 f"{stored}."
             )
-    if dtype == np.float64 and stored != dtype and not isinstance(array, np.memmap):
+    if (
+        dtype in (np.float64, np.complex128)
+        and stored != dtype
+        and not isinstance(array, np.memmap)
+    ):
         check_float32(name, array)
     return stored
 
 
 def check_float32(name: str, array: np.ndarray) -> None:
-    """Check that finite numbers are finite in float32.
+    """Check that finite numbers, of complex ones both parts, are finite in float32.
 
     Raises:
       ValueError: a number is too large.
     """
     for piece in pieces(array):
+        if np.iscomplexobj(piece):
+            piece = np.stack([piece.real, piece.imag])
         large = piece[np.isfinite(piece) & (np.abs(piece) > np.finfo(np.float32).max)]
         if large.size:
             raise ValueError(

@@ -59,8 +59,9 @@ def from_table(
         ``datasets``, the path of a .csv, .tsv or .parquet file, or a mapping from names to columns
         [n, ...], such as a dict of arrays. A file of text is UTF-8, has a header, and may separate
         cells by commas, tabs, semicolons or |.
-      client: name of the column of client ids, integers or text. The ids of a CSV file are as it
-        has them: "007" and "7" are two clients.
+      client: name of the column of client ids: integers, whole floats (as pandas makes of integers
+        in a merge) or text. The ids of a CSV file are as it has them: "007" and "7" are two
+        clients.
       x: name of the column of inputs; or several names of columns [n], which become one float array
         [n, number of columns].
       y: name of the column of targets, or several names. One that is also among several inputs is

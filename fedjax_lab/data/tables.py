@@ -242,13 +242,15 @@ class Table:
         )
 
     def _whole(self, ids: np.ndarray, marks: dict[str, np.ndarray]) -> Column:
-        """Convert ids to integers that are floats only because pandas has NaN among them."""
-        if ids.dtype.kind == "f" and ids.ndim == 1:
+        """Convert whole floats to integers: pandas makes them of ids in merges and beside NaN."""
+        if ids.dtype.kind == "f" and ids.ndim == 1 and ids.size:
+            exact = 2 ** (np.finfo(ids.dtype).nmant + 1)  # from here on, ids may have become equal
             lacks = np.isnan(ids)
             lacks[marks.get("", np.array([], int))] = True
             filled = np.where(lacks, 0, ids)
-            if lacks.any() and (filled == np.rint(filled)).all() and abs(filled).max() < 2**53:
-                ids, marks = filled.astype(np.int64), marks | {"": np.flatnonzero(lacks)}
+            if (filled == np.rint(filled)).all() and abs(filled).max() < exact:
+                ids = filled.astype(np.int64)
+                marks = marks | {"": np.flatnonzero(lacks)} if lacks.any() else marks
         return self._of_ids(ids, marks)
 
     def _of_ids(self, ids: np.ndarray, marks: dict[str, np.ndarray]) -> Column:

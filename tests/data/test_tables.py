@@ -405,6 +405,47 @@ def test_ids_of_frames_are_exact(library):
     assert names == ("9", "10")
 
 
+@pytest.mark.parametrize("library", [*FRAMES, "parquet"])
+def test_ids_that_are_whole_floats_are_integers(library, tmp_path):
+    """As pandas makes them of integers in a merge, also where no row lacks one."""
+
+    def names_of(ids, **options):
+        table = {"u": np.asarray(ids), "a": [1, 2, 3, 4], "y": [0, 1, 0, 1]}
+        if library == "parquet":
+            pytest.importorskip("pandas").DataFrame(table).to_parquet(tmp_path / "a.parquet")
+            table = tmp_path / "a.parquet"
+        else:
+            table = FRAMES[library](table)
+        return data.from_table(table, client="u", x="a", y="y", **options).names
+
+    assert names_of([10.0, 9.0, -3.0, 10.0]) == ("-3", "9", "10")
+    assert names_of([2.0**53 - 1, 0.0, 0.0, 0.0]) == ("0", str(2**53 - 1))
+    assert names_of([10.0, 9.0, -9.0, 10.0], missing={"-9": "drop"}) == ("9", "10")
+    message = "client='u' has client ids of .* float"
+    for ids in ([1.5, 2.0, 1.0, 2.0], [2.0**53, 0, 1, 2], [np.inf, 0, 1, 2]):
+        with pytest.raises(ValueError, match=message):
+            names_of(np.asarray(ids))
+    if library == "datasets":  # has float32 as Python's numbers
+        return
+    assert names_of(np.float32([2**24 - 1, 0, 1, 2]))[-1] == str(2**24 - 1)
+    with pytest.raises(ValueError, match=message):  # 2**24 + 1 is the same float32
+        names_of(np.float32([2**24 + 1, 0, 1, 2]))
+
+
+@pytest.mark.parametrize("numbers", ["drop", "mean", 0])
+def test_meanings_that_ids_like_numbers_cannot_have_say_what_fits(numbers, tmp_path):
+    (tmp_path / "t.csv").write_text("u,a,y\n001,1,0\n,2,1\n002,3,0\n")
+
+    def names_of(missing):
+        return data.from_table(tmp_path / "t.csv", client="u", x="a", y="y", missing=missing).names
+
+    message = rf"'u' is one of ids that look like numbers; it must be \({numbers!r}, 'drop'\)"
+    with pytest.raises(ValueError, match=message + ", .*, or 'keep' for both"):
+        names_of((numbers, "keep"))
+    assert names_of((numbers, "drop")) == ("001", "002")  # what the error proposes
+    assert names_of("keep") == ("", "001", "002")
+
+
 @pytest.mark.parametrize("library", ["csv", "mapping", "pandas", "polars"])
 @pytest.mark.parametrize("ids", [[7, -9, 10, 7], ["7", "-9", "ten", "7"]])
 def test_marks_of_ones_own_among_ids(library, ids, tmp_path):
@@ -540,6 +581,18 @@ def test_arrays_that_no_device_has(dtype, tmp_path):
     ):
         with pytest.raises(ValueError, match="has an array of dtype"):
             read()
+
+
+def test_complex_numbers_beyond_float32_are_refused():
+    def stored(value):
+        x = np.full((2, 1), value, complex)
+        return np.asarray(data.from_clients({"a": (x, np.zeros(2, int))}).examples[0])
+
+    for value in (1e300, 1e300j, 1 - 1e300j, complex(np.nan, 1e300)):
+        with pytest.raises(ValueError, match=r"has the value -?1e.300; it must fit into float32"):
+            stored(value)
+    for value in (3e38 + 3e38j, complex(np.inf, 1)):  # the former's absolute value would not fit
+        np.testing.assert_array_equal(stored(value), np.full((2, 1), value, np.complex64))
 
 
 def test_masked_arrays_are_refused():
