@@ -62,21 +62,28 @@ def new_folder(folder: Path) -> Iterator[Path]:
     """Create a folder that gets its name when all its files are written; an error leaves none.
 
     Args:
-      folder: must not exist, or be empty; its parent exists.
+      folder: must not exist, or be empty; its parent exists. A link to such a folder is followed.
 
     Yields:
       The folder to write to.
 
     Raises:
       FileExistsError: the folder is not empty.
+      ValueError: it is the working directory, which would be another one afterwards.
     """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise FileExistsError(f"folder is {str(folder)!r}, which is there and not empty.")
-    scratch = _beside(folder)
+    place = folder.resolve()
+    if place == Path.cwd():
+        raise ValueError(
+            f"folder is {str(folder)!r}, the working directory; it must be another folder, such as "
+            f"{str(folder / 'new')!r}."
+        )
+    scratch = _beside(place)
     scratch.mkdir()
     try:
         yield scratch
-        os.replace(scratch, folder)
+        os.replace(scratch, place)
     except BaseException:
         shutil.rmtree(scratch, ignore_errors=True)
         raise

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from fedjax_lab.machine.atomic_files import new_file
 from fedjax_lab.machine.json_file import read_json
+from fedjax_lab.storage.run_path import check_no_file
 
 LOCK, HOLDER = ".lock", ".lock-holder.json"
 
@@ -62,11 +63,13 @@ def one_writer(run_dir: str | Path | None) -> Iterator[None]:
       run_dir: the directory.
 
     Raises:
+      FileExistsError: as ``check_no_file``.
       BlockingIOError, OSError: as ``RunDirLock``.
     """
     if run_dir is None:
         yield
         return
+    check_no_file(Path(run_dir))
     Path(run_dir).mkdir(parents=True, exist_ok=True)
     lock = RunDirLock(Path(run_dir))
     try:

@@ -14,6 +14,7 @@ def check_run_dir(run_dir: Any) -> None:
 
     Raises:
       TypeError: it is not a path.
+      FileExistsError: as ``check_no_file``.
       ValueError: its name, or that of a parent folder, contains characters that the checkpoint
         library misreads; or it is a URL.
     """
@@ -40,3 +41,18 @@ def check_run_dir(run_dir: Any) -> None:
             f"{shown}, whose path is no UTF-8 text; checkpoints require that. Choose another "
             "directory."
         ) from None
+    check_no_file(Path(run_dir))
+
+
+def check_no_file(run_dir: Path) -> None:
+    """Check that a directory exists or can be created.
+
+    Raises:
+      FileExistsError: it, or a parent folder, is a file or a link to nothing.
+    """
+    path = run_dir.absolute()
+    there = next(part for part in (path, *path.parents) if os.path.lexists(part))
+    if not there.is_dir():
+        raise FileExistsError(
+            f"run_dir is {str(run_dir)!r}, and {str(there)!r} is no directory. Choose another one."
+        )

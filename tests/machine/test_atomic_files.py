@@ -2,6 +2,7 @@
 
 import os
 import threading
+from pathlib import Path
 
 import pytest
 
@@ -89,3 +90,24 @@ def test_a_folder_appears_when_it_is_complete(tmp_path):
         new_folder(folder).__enter__()
     with pytest.raises(FileExistsError, match="folder is"):
         new_folder(folder / "a").__enter__()
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_a_link_to_an_empty_or_a_missing_folder_is_followed(tmp_path, there):
+    target, link = tmp_path / "disk", tmp_path / "link"
+    if there:
+        target.mkdir()
+    link.symlink_to(target)
+    with new_folder(link) as half:
+        (half / "a").write_text("1")
+    assert link.is_symlink()
+    assert os.listdir(target) == ["a"]
+    assert sorted(os.listdir(tmp_path)) == ["disk", "link"]
+
+
+def test_the_working_directory_is_no_new_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in (".", "./", str(tmp_path)):
+        with pytest.raises(ValueError, match=r"folder is .*, the working directory; it must be an"):
+            new_folder(Path(name)).__enter__()
+    assert os.listdir(tmp_path) == []

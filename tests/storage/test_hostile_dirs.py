@@ -17,7 +17,7 @@ from fedjax_lab.machine.json_file import parse_json
 from fedjax_lab.simulation.loggers import CsvLogger
 from fedjax_lab.simulation.sweep_log import SweepFolder
 from fedjax_lab.storage.checkpoint import Checkpoints
-from fedjax_lab.storage.lock import HOLDER, LOCK, RunDirLock
+from fedjax_lab.storage.lock import HOLDER, LOCK, RunDirLock, one_writer
 from fedjax_lab.storage.run_dir import MetricsFile, open_run_dir, read_metrics, write_json
 from fedjax_lab.storage.run_path import check_run_dir
 from fedjax_lab.storage.saved_run import export_params
@@ -46,6 +46,21 @@ def test_what_is_no_path_of_a_directory_is_refused(tmp_path):
         run(**SHORT, run_dir=3)
     for plain in (None, "runs/x", tmp_path / "å b%20c:d{e}'f#~"):
         check_run_dir(plain)
+
+
+@pytest.mark.parametrize("name", ["file", "file/run", "link", "link/run"])
+def test_a_file_in_place_of_the_directory_is_named(tmp_path, name):
+    (tmp_path / "file").write_text("kept")
+    (tmp_path / "link").symlink_to(tmp_path / "nothing")
+    path = tmp_path / name
+    message = rf"run_dir is '{path}', and '{tmp_path / name.split('/')[0]}' is no directory"
+    with pytest.raises(FileExistsError, match=message):
+        run(**SHORT, run_dir=path)
+    with pytest.raises(FileExistsError, match=message), one_writer(path):
+        pass  # of a search
+    with pytest.raises(FileExistsError, match=message):
+        RunConfig.of(run_dir=str(path)).resolve()
+    assert (tmp_path / "file").read_text() == "kept"
 
 
 def test_a_checkpoint_is_written_and_read_under_every_other_name(tmp_path):
