@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from experiments.leaderboard.tasks import Task
 from fedjax_lab.estimates import Estimate, estimate
-from fedjax_lab.report.statistics import mean, number
+from fedjax_lab.report.statistics import is_reached, mean, number
 
 
 class Row(NamedTuple):
@@ -119,5 +119,5 @@ def _row(task, cell, rank, gap, tails, is_best) -> Row:
 
 def _reach(scores: Sequence[float], rounds: Sequence[int], target: float) -> float:
     """The rounds at the first evaluation that reaches the target; NaN if none does."""
-    found = (passed for value, passed in zip(scores, rounds, strict=True) if value >= target)
-    return float(next(found, math.nan))
+    pairs = zip(scores, rounds, strict=True)
+    return float(next((passed for value, passed in pairs if is_reached(target, value)), math.nan))

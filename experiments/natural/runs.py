@@ -10,6 +10,7 @@ from fedjax_lab import data, models, simulate
 from fedjax_lab.command.factories import find
 from fedjax_lab.data import shakespeare
 from fedjax_lab.estimates import estimate
+from fedjax_lab.report.statistics import is_reached
 from fedjax_lab.simulation.evaluate import build_evaluation
 
 SEEDS = (11, 12, 13)
@@ -205,7 +206,11 @@ def rounds_to(cell: Mapping[str, Any], target: float) -> dict[str, float]:
     """Return for each seed the round of the first evaluation that reaches a target; inf: none."""
     return {
         seed: next(
-            (float(r) for r, value in zip(cell["rounds"], values, strict=True) if value >= target),
+            (
+                float(r)
+                for r, value in zip(cell["rounds"], values, strict=True)
+                if is_reached(target, value)
+            ),
             np.inf,
         )
         for seed, values in cell["accuracy"].items()

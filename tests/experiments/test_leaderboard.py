@@ -80,6 +80,10 @@ def test_the_cost_of_a_target_is_that_of_the_rounds_until_it_is_reached():
     row = scores.rows_of(dataclasses.replace(TASK, target=1.9), STORED)["fedavg"]
     assert (row.rounds, row.megabytes, row.gradients) == (20, 2.0, 200)
     assert np.isnan(scores.rows_of(dataclasses.replace(TASK, target=2.1), STORED)["fedavg"].rounds)
+    exactly = 100 * float(np.float32(2800 / 4000))  # 70 %, as a run's float32 has it
+    assert exactly < 70
+    stored = {"fedavg": cell("fedavg", [exactly] * 3)}
+    assert scores.rows_of(dataclasses.replace(TASK, target=70.0), stored)["fedavg"].rounds == 38
 
 
 def test_the_page_shows_cells_and_says_which_are_missing():

@@ -56,6 +56,9 @@ def test_rounds_to_a_target():
     found = runs.rounds_to(cell([31.0, 29.0, 40.0], [10.0, 20.0, 30.0]), 30)
     assert found == {"0": 5.0, "1": 15.0}
     assert runs.rounds_to(cell([31.0, 29.0, 40.0]), 41) == {"0": np.inf}
+    half = [100 * float(np.float32(right / 1000)) for right in (299, 350, 351)]
+    assert half[1] < 35  # 350 of 1,000, as a run's float32 has it
+    assert runs.rounds_to(cell(half), 35) == {"0": 10.0}
 
 
 def test_the_verdict_is_at_the_highest_target_that_all_runs_reach():
