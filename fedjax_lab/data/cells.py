@@ -20,13 +20,18 @@ NUMBER = r"\s*[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?\s*"
 INTEGER = r"\s*[+-]?[0-9]+\s*"
 
 _NUMBER, _INTEGER = re.compile(NUMBER), re.compile(INTEGER)
-# A number written for people: a currency, a percent sign, thousands, a decimal comma.
+# A number written for people: a currency, a percent sign, thousands, a decimal comma, the minus of
+# typesetters.
 _FOR_PEOPLE = re.compile(
-    r"\s*\(?[+-]?[$€£¥]?\s*[+-]?([0-9]{1,3}([,. '_\u00a0\u202f][0-9]{3})+|[0-9]+)?([.,][0-9]+)?"
+    r"\s*\(?[+\u2212-]?[$€£¥]?\s*[+\u2212-]?"
+    r"([0-9]{1,3}([,. '_\u00a0\u202f][0-9]{3})+|[0-9]+)?([.,][0-9]+)?"
     r"(?<=[0-9])([eE][+-]?[0-9]+)?\s*[%‰$€£¥]?\)?\s*"
 )
-# A date or a time of ISO 8601.
-_TIME = re.compile(r"\s*([0-9]{4}-[0-9]{2}-[0-9]{2}([ T].*)?|[0-9]{1,2}:[0-9]{2}(:[0-9.]+)?)\s*")
+# A date or a time of ISO 8601, or as people write them: 31/1/2020, 31.01.2020, 2020/01/31.
+_TIME = re.compile(
+    r"\s*(([0-9]{4}([-/.])[0-9]{2}\3[0-9]{2}|[0-9]{1,2}([-/.])[0-9]{1,2}\4[0-9]{4})([ T].*)?"
+    r"|[0-9]{1,2}:[0-9]{2}(:[0-9.]+)?( ?[AaPp][Mm])?)\s*"
+)
 
 
 class Text(NamedTuple):

@@ -165,8 +165,15 @@ def _dropped(table: Table, found: Mapping[tuple[str, Any], Column]) -> np.ndarra
                     f"{about} is {kind}; it must be {allowed}."
                 )
     if len(dropped) and dropped.all():
-        raise ValueError("missing is 'drop', and every row has a missing value.")
+        empty = [n for (_, n), column in found.items() if _is_empty(column)]
+        hint = f"; leave out {empty[0]!r}, which has no other" if empty else ""
+        raise ValueError(f"missing is 'drop', and every row has a missing value{hint}.")
     return dropped
+
+
+def _is_empty(column: Column) -> bool:
+    """Return True if every row has a missing value."""
+    return sum(map(len, column.marks.values())) == column.values.shape[0]
 
 
 def _filled(

@@ -374,7 +374,9 @@ def _one_kind(about: str, array: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     flat = array.ravel()
     lacks = np.fromiter(map(cells.is_missing, flat), bool, len(flat))
     if lacks.any():
-        if array.ndim > 1 or lacks.all():
+        if array.ndim == 1 and lacks.all():
+            raise ValueError(f"{about} has no value in any row; leave it out.")
+        if array.ndim > 1:
             row = int(np.argwhere(lacks.reshape(array.shape))[0, 0])
             raise ValueError(f"{about} has missing values, the first in row {row}; {_REMEDY}.")
         array = array.copy()

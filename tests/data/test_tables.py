@@ -199,7 +199,10 @@ def test_text_among_numbers(cell, tmp_path):
     assert dict(found.categories)["b"] == tuple(sorted({"1", "2", cell}))
 
 
-@pytest.mark.parametrize("values", [["1%", "2%"], ["2,5", "3,5"], ["$1", "$2"], ["1,000", "2,000"]])
+@pytest.mark.parametrize(
+    "values",
+    [["1%", "2%"], ["2,5", "3,5"], ["$1", "$2"], ["1,000", "2,000"], ["\u22122", "\u22123"]],
+)
 def test_numbers_as_people_write_them(values, tmp_path):
     (tmp_path / "people.csv").write_bytes(with_b(values * 6))
     with pytest.raises(ValueError, match=f"row 0 .line 2 of .* has '{re.escape(values[0])}'"):
@@ -220,6 +223,10 @@ def test_numbers_as_people_write_them(values, tmp_path):
         (b"u a b y\np 1 2 1\n", "has the one column 'u a b y'; cells must be separated by commas"),
         (written(ROWS, header=("u", "a", "a", "y")), "x is 'a', the name of the columns 2 and 3"),
         (with_b(["2020-01-02"] * 12), "has dates or times, such as '2020-01-02' in row 0"),
+        (with_b(["1/31/2020"] * 12), "has dates or times, such as '1/31/2020' in row 0"),
+        (with_b(["31.01.2020 12:00"] * 12), "has dates or times, such as '31.01.2020 12:00'"),
+        (with_b(["2020/01/31"] * 12), "has dates or times, such as '2020/01/31' in row 0"),
+        (with_b(["9:30 PM"] * 12), "has dates or times, such as '9:30 PM' in row 0"),
         (with_b(["1e400"] * 12), "NaN or infinite, the first in row 0 .line 2"),
         (with_b(["?"] + ["low"] * 10 + ["NA"]), "missing values, the first in row 11 .line 13"),
         (written([("", 1, 2, 1)]), "client: the column 'u' has missing values, the first in row 0"),
@@ -322,6 +329,20 @@ FRAMES = {
     "pyarrow": lambda columns: pytest.importorskip("pyarrow").table(columns),
     "datasets": lambda columns: pytest.importorskip("datasets").Dataset.from_dict(columns),
 }
+
+
+@pytest.mark.parametrize("missing", [None, "drop", "mean", "keep"])
+@pytest.mark.parametrize("library", FRAMES)
+def test_a_column_of_a_frame_without_a_value_is_named(library, missing):
+    table = FRAMES[library]({"u": ["p", "q"], "a": [1, 2], "empty": [None, None], "y": [0, 1]})
+    with pytest.raises(ValueError, match="x: the column 'empty' has no value in any row; leave it"):
+        data.from_table(table, client="u", x=["a", "empty"], y="y", missing=missing)
+
+
+def test_a_column_without_a_value_is_named(tmp_path):
+    (tmp_path / "t.csv").write_text("u,age,empty,y\np,50,,0\np,7,NA,1")
+    with pytest.raises(ValueError, match="every row has a missing value; leave out 'empty', which"):
+        data.from_table(tmp_path / "t.csv", client="u", x=["age", "empty"], y="y", missing="drop")
 
 
 @pytest.mark.parametrize("library", FRAMES)
