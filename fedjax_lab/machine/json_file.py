@@ -31,7 +31,7 @@ def read_json(
     """
     hint = hint and f" {hint}"
     try:
-        found = parse_json(path.read_text(encoding="utf-8"))
+        found = parse_json(path.read_text(encoding="utf-8-sig"))
     except FileNotFoundError:
         raise FileNotFoundError(f"there is no file {path}.") from None
     except (OSError, ValueError) as error:

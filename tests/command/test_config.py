@@ -89,6 +89,13 @@ def test_text_that_looks_like_another_value_stays_text(text, tmp_path):
     assert read_settings(file) == {"target": [text], "client": text, "client_lr": 1e-5}
 
 
+@pytest.mark.parametrize("name", ["config.yaml", "config.json"])
+def test_a_byte_order_mark_is_no_setting(name, tmp_path):
+    """As programs of Windows write it."""
+    (tmp_path / name).write_text(json.dumps({"rounds": 5}), encoding="utf-8-sig")
+    assert read_settings(tmp_path / name) == {"rounds": 5}
+
+
 def test_a_run_directorys_config_is_read_as_settings(tmp_path):
     file = tmp_path / "config.json"
     file.write_text(json.dumps({"algorithm": "gradma", "run_config": CONFIG.record()}))
