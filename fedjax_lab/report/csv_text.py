@@ -5,13 +5,14 @@ import io
 import math
 import re
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from fedjax_lab.estimates import Estimate, estimate
 from fedjax_lab.report.distribution import client_scores
 from fedjax_lab.report.pivot import METHOD, Pivot
 from fedjax_lab.report.runs import Group
 from fedjax_lab.report.sections import Section, runs_of, tail_of
-from fedjax_lab.report.settings import show
+from fedjax_lab.report.settings import names_that_differ, show
 from fedjax_lab.report.tables import measures
 
 _ABOUT = ("method", "settings", "dataset", "rounds")  # columns of ``_about``
@@ -23,8 +24,9 @@ _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?|-inf")
 def runs_csv(sections: Sequence[Section]) -> str:
     """Format runs as CSV, with a line for each group and metric.
 
-    The columns are method, settings that differ between groups or sections, data set, number of
-    rounds, metric, mean, half-width of the 95 % interval, and n. Accuracies are in percent, as in
+    The columns are method, settings that differ between groups or sections (with the metric that
+    ranks a section, and the hash of its data, where all else is equal), data set, number of rounds,
+    metric, mean, half-width of the 95 % interval, and n. Accuracies are in percent, as in
     the tables. A mean is empty if a seed has no number; the half-width also for a single seed.
     Numbers are not rounded.
 
@@ -36,7 +38,7 @@ def runs_csv(sections: Sequence[Section]) -> str:
         runs = runs_of(section.groups)
         columns = measures(runs, tail_of(runs)._replace(name="mean of the last tenth"))
         for group in section.groups:
-            about = _about(section, group)
+            about = _about(sections, section, group)
             lines += [(about, name, group.over_seeds(f)) for name, f in columns.items()]
             for name in _LAST:
                 found = estimate([run.last(name) for run in group.runs])
@@ -44,7 +46,7 @@ def runs_csv(sections: Sequence[Section]) -> str:
     return estimates_csv(_ABOUT, lines)
 
 
-def clients_csv(sections: Iterable[Section]) -> str:
+def clients_csv(sections: Sequence[Section]) -> str:
     """Format the scores of all clients on their own test examples as CSV, with a line for each.
 
     The columns are method, settings, data set and number of rounds, as of ``runs_csv``; run
@@ -59,7 +61,7 @@ def clients_csv(sections: Iterable[Section]) -> str:
         score = section.score
         for group in section.groups:
             for run in group.runs:
-                about = [*_about(section, group), str(run.path), str(run.seed)]
+                about = [*_about(sections, section, group), str(run.path), str(run.seed)]
                 lines += [
                     [
                         *about,
@@ -73,9 +75,20 @@ def clients_csv(sections: Iterable[Section]) -> str:
     return _csv([*_ABOUT, "run", "seed", "client", "examples", "metric", "value"], lines)
 
 
-def _about(section: Section, group: Group) -> list[str]:
+def _columns(section: Section) -> tuple[Any, ...]:
+    return section.dataset, section.rounds, section.setting
+
+
+def _task(section: Section) -> dict[str, Any]:
+    data = runs_of(section.groups)[0].settings.get("data_hash")
+    return {"metric": section.score.metric, "data": data}
+
+
+def _about(sections: Sequence[Section], section: Section, group: Group) -> list[str]:
     """Return method, settings that differ, data set and number of rounds of a group."""
-    setting = [f"{name}={show(value)}" for name, value in section.setting.items()]
+    alike = [_task(one) for one in sections if _columns(one) == _columns(section)]
+    told = section.setting | {name: _task(section)[name] for name in names_that_differ(alike)}
+    setting = [f"{name}={show(value)}" for name, value in told.items()]
     differs = ", ".join([*setting, *([group.differs] if group.differs else [])])
     return [group.runs[0].algorithm, differs, section.dataset, str(section.rounds)]
 

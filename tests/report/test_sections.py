@@ -1,5 +1,7 @@
 """What a table compares: runs of one data set, metric and length, over the same rounds."""
 
+import csv
+import io
 import math
 import re
 
@@ -101,6 +103,23 @@ def test_what_cannot_be_compared_has_parts_of_its_own(tmp_path):
     assert lines[0] == "method,settings,dataset,rounds,metric,mean,half_width,n"
     assert "fedavg,,fashion_mnist,60,mean of the last tenth (%),93.0,,1" in lines
     assert format_report([tmp_path], "latex").count(r"\begin{tabular}") == len(titles)
+
+
+def test_every_line_of_the_csv_says_of_which_part_it_is(tmp_path):
+    """Parts of one name that differ in their metric, or only in the data behind the name."""
+    losses = {"a": 60.0, "b": 120.0, "c": 180.0}  # over the rounds
+    for name, data in (("a", "11"), ("b", "22"), ("c", "11")):
+        more = {"loss": losses[name]} | ({"mean_squared_error": 5.0} if name == "c" else {})
+        write_run(tmp_path / name, CURVE, more=more, data={"hash": data})
+    lines = list(csv.DictReader(io.StringIO(format_report([tmp_path], "csv"))))
+    found = {line["settings"]: float(line["mean"]) for line in lines if line["metric"] == "loss"}
+    assert found == {
+        "metric=accuracy, data=11": 1.0,
+        "metric=accuracy, data=22": 2.0,
+        "metric=mean_squared_error, data=11": 3.0,
+    }
+    about = ["method", "settings", "dataset", "rounds", "metric"]
+    assert len({tuple(line[key] for key in about) for line in lines}) == len(lines)
 
 
 @pytest.mark.slow
