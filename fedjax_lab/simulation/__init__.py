@@ -17,7 +17,8 @@ The modules in the order in which a run meets them:
 ``rounds``             a chunk of rounds as one program
 ``stores``             client rows on the devices; ``host_store``: on the host
 ``chunks``             the state, which the programs advance
-``run_log``            a run's identity, time, rows and checkpoints
+``run_folder``         the run directory: rows, times, clients' scores and checkpoints
+``run_log``            what a run records there, and when; its time is a ``stopwatch``
 ``divergence``         what is said of a chunk's metrics, and whether the run diverged
 ``client_updates``     the file with the numbers of each client
 ``scores``             the caller's evaluation functions

@@ -40,7 +40,8 @@ from fedjax_lab.simulation.loggers import Hook, Hooks, Profile, Progress
 from fedjax_lab.simulation.placement import Request
 from fedjax_lab.simulation.prepare import computation_of
 from fedjax_lab.simulation.processes import Processes
-from fedjax_lab.simulation.run_log import Row, RunLog
+from fedjax_lab.simulation.run_folder import Row
+from fedjax_lab.simulation.run_log import RunLog
 from fedjax_lab.simulation.scores import Evaluators
 from fedjax_lab.simulation.stop import check_not_ended, end_later_runs, stop_on_signal
 from fedjax_lab.types import FedState, Params
@@ -220,18 +221,17 @@ def simulate(
     bar.note(chunks.note)
     record = {**with_program(record, run, chosen.placement, chunks), **config}
     scored = score_clients is not None
-    run_log = processes.together(lambda: RunLog(run_dir, every, record, scored))
     evaluators = Evaluators(run, chunks, evaluate, diagnose, score_clients)
     updates, profile = ClientUpdates(run_dir), Profile(profile_dir)
 
     with (
         processes.reporting_losses(),
-        closing(run_log),
         closing(bar),
         closing(client_data),
         stop_on_signal() as stop,
+        closing(RunLog(run_dir, every, record, chunks, scored)) as run_log,
     ):
-        history = History(run, guarantees, run_log.resume(chunks))
+        history = History(run, guarantees, run_log.history)
         diverged, enough, clock = False, False, run_log.clock
         for row in history.rows:
             hooks(row)

@@ -52,8 +52,9 @@ from fedjax_lab.simulation.loggers import Progress
 from fedjax_lab.simulation.placement import Placement
 from fedjax_lab.simulation.prepare import computation_of
 from fedjax_lab.simulation.processes import Processes
-from fedjax_lab.simulation.run_log import Row, Stopwatch
+from fedjax_lab.simulation.run_folder import Row
 from fedjax_lab.simulation.stop import check_not_ended, end_later_runs, stop_on_signal
+from fedjax_lab.simulation.stopwatch import Stopwatch
 from fedjax_lab.simulation.sweep_log import SweepFolder
 from fedjax_lab.simulation.sweep_program import (
     Group,
@@ -209,8 +210,8 @@ def sweep(
             if stop.is_set() and ended:
                 break
             group = Group(program, of_group, size)
-            with closing(folder.open(index, size)) as log:
-                rows, done = log.resume(group), log.saved
+            with closing(folder.open(index, size, group)) as log:
+                rows, done = log.history, log.saved
                 group.restore_rows(rows, done, stop_when)
                 if done:
                     bar.go_on_from(index * rounds + done)

@@ -3,7 +3,8 @@
 from pathlib import Path
 
 from fedjax_lab.machine.json_file import read_json
-from fedjax_lab.simulation.run_log import Row, RunLog
+from fedjax_lab.simulation.run_folder import Row, RunFolder
+from fedjax_lab.simulation.run_log import RunLog, Saved
 from fedjax_lab.storage.run_dir import SWEEP, is_leftover, write_json
 
 _GROUP = "group{}"  # folder of a group, by its number
@@ -35,21 +36,27 @@ class SweepFolder:
         file = self._path / SWEEP
         if file.exists():
             found = read_json(file, {"runs_at_once": int}, hint="Choose another run_dir.")
-            self.runs_at_once = found["runs_at_once"]
-            self.open(0, found["runs_at_once"]).close()  # refuse another sweep before compiling
+            self.runs_at_once = size = found["runs_at_once"]
+            # Refuse another sweep before compiling.
+            RunFolder(self._path / _GROUP.format(0), self._config_of(0, size)).close()
         elif self._path.exists() and not all(is_leftover(f.name) for f in self._path.iterdir()):
             raise FileExistsError(
                 f"run_dir is {str(self._path)!r}, which has files but no {SWEEP}; it must be "
                 "empty, new, or the directory of the same sweep."
             )
 
-    def open(self, index: int, runs_at_once: int) -> RunLog:
-        """Open the folder of a group; close it afterwards."""
+    def open(self, index: int, runs_at_once: int, group: Saved) -> RunLog:
+        """Open the folder of a group, which goes on from there; close it afterwards."""
         if self._path is None:
-            return RunLog(None, self._every, {})
-        sweep = {**self._config["sweep"], "runs_at_once": runs_at_once}
+            return RunLog(None, self._every, {}, group)
         if not (self._path / SWEEP).exists():
             self._path.mkdir(parents=True, exist_ok=True)
+            sweep = {**self._config["sweep"], "runs_at_once": runs_at_once}
             write_json(self._path / SWEEP, sweep)
-        config = {**self._config, "sweep": {**sweep, "group": index}}
-        return RunLog(self._path / _GROUP.format(index), self._every, config)
+        config = self._config_of(index, runs_at_once)
+        return RunLog(self._path / _GROUP.format(index), self._every, config, group)
+
+    def _config_of(self, index: int, runs_at_once: int) -> Row:
+        """Return the config of a group."""
+        sweep = {**self._config["sweep"], "runs_at_once": runs_at_once, "group": index}
+        return {**self._config, "sweep": sweep}

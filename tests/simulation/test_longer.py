@@ -23,8 +23,9 @@ from fedjax_lab.command.runner import run as run_config
 from fedjax_lab.data.cohort import Schedule
 from fedjax_lab.report.distribution import client_scores
 from fedjax_lab.report.runs import load_runs
-from fedjax_lab.simulation import run_log
 from fedjax_lab.simulation.going_on import with_arguments
+from fedjax_lab.simulation.run_folder import RunFolder
+from fedjax_lab.simulation.run_log import RunLog
 from fedjax_lab.wrappers.attacks import attackers
 from fedjax_lab.wrappers.ranks import with_ranks
 from tests.simulation.test_run import (
@@ -111,11 +112,12 @@ class Killed(BaseException):
 @pytest.mark.parametrize(
     "moment",
     [
-        "rows",
-        pytest.param("checkpoint", marks=pytest.mark.methods),
-        pytest.param("resume", marks=pytest.mark.methods),
-        pytest.param("summarise", marks=pytest.mark.methods),
+        (RunLog, "rows"),
+        pytest.param((RunLog, "checkpoint"), marks=pytest.mark.methods),
+        pytest.param((RunFolder, "restore"), marks=pytest.mark.methods),
+        pytest.param((RunLog, "summarise"), marks=pytest.mark.methods),
     ],
+    ids=lambda moment: moment[1],
 )
 def test_a_kill_while_a_run_becomes_longer_loses_nothing(tmp_path, monkeypatch, moment):
     whole = run(rounds=8, run_dir=tmp_path / "whole")
@@ -125,7 +127,7 @@ def test_a_kill_while_a_run_becomes_longer_loses_nothing(tmp_path, monkeypatch, 
         raise Killed
 
     with monkeypatch.context() as patch:
-        patch.setattr(run_log.RunLog, moment, kill)
+        patch.setattr(*moment, kill)
         with pytest.raises(Killed):
             run(rounds=8, run_dir=tmp_path / "grown")
     assert read(tmp_path / "grown" / "config.json")["rounds"] == 8
