@@ -23,8 +23,8 @@ from fedjax_lab.data import PARTITIONS, ClientTimes
 from fedjax_lab.data.clock import check_devices
 from fedjax_lab.data.partition import parse_spec
 from fedjax_lab.data.sources import SCHEMES, TABLES, check_load_options
+from fedjax_lab.wrappers.accountants import check_bands
 from fedjax_lab.wrappers.attacks import ATTACKS
-from fedjax_lab.wrappers.ledger import check_bands
 from fedjax_lab.wrappers.secure import check_neighbours
 
 _FORM = "NAME:SHARE or NAME:SHARE:STRENGTH (label_flip:SHARE:CLASSES)"

@@ -17,7 +17,7 @@ z_Δ                        (z^-2 - (m / σ_b)^2)^(-1/2), the multiplier of the 
                            with m = 1/2; in Poisson cohorts m = max(γ, 1 - γ)
 =========================  ==========================================
 
-The privacy accounting is in ``fedjax_lab.wrappers.ledger``.
+The privacy accounting is in ``fedjax_lab.wrappers.ledger`` and ``accountants``.
 """
 
 from typing import NamedTuple
@@ -31,6 +31,9 @@ from fedjax_lab.clients.local import metrics_of
 from fedjax_lab.round import Algorithm, Phase
 from fedjax_lab.signatures import suggest_keywords
 from fedjax_lab.types import Cohort, Key, PyTree, Scalar
+from fedjax_lab.wrappers.accountants import check_bands
+from fedjax_lab.wrappers.accountants import epsilon as epsilon
+from fedjax_lab.wrappers.accountants import noise_multiplier as noise_multiplier
 from fedjax_lab.wrappers.base import (
     Place,
     State,
@@ -42,15 +45,7 @@ from fedjax_lab.wrappers.base import (
     with_field,
 )
 from fedjax_lab.wrappers.correlated import correlate, no_noise_yet
-from fedjax_lab.wrappers.ledger import (
-    Released,
-    check_bands,
-    noise_index,
-    nothing_released,
-    one_more,
-)
-from fedjax_lab.wrappers.ledger import epsilon as epsilon
-from fedjax_lab.wrappers.ledger import noise_multiplier as noise_multiplier
+from fedjax_lab.wrappers.ledger import Released, noise_index, nothing_released, one_more
 from fedjax_lab.wrappers.rules import clip_factors
 
 _NOISE = tag(5)  # folded into a round's key
