@@ -94,13 +94,14 @@ COVERS = {
     "simulation/test_stores": "simulation/chunk_planner simulation/chunks simulation/host_store",
     "simulation/test_streams": "simulation/client_data simulation/plan",
     "simulation/test_sweep": "simulation/divergence simulation/sweep_log "
-    "simulation/sweep_program simulation/sweep_result",
+    "simulation/sweep_points simulation/sweep_program simulation/sweep_result",
     "storage/test_hostile_dirs": "machine/json_file storage/run_path",
     "storage/test_run_dir": "storage/fingerprint storage/lock",
     "tuning/test_search": "tuning/halving tuning/search_log tuning/proposals",
     "tuning/test_tune": "command/tuning report/search_figure tuning/candidates tuning/search "
     "tuning/search_result tuning/score tuning/space",
     "wrappers/test_update_metrics": "simulation/client_updates",
+    "wrappers/test_privacy": "wrappers/accountants",
     "wrappers/test_robust": "wrappers/rules wrappers/client_messages",
 }
 TWINS = "tests/reference"  # whose own tests have the mark "methods"

@@ -9,7 +9,7 @@ from fedjax_lab.command.config import FACTS, HINTS, RunConfig
 from fedjax_lab.command.config_file import convert, kinds_of, read_settings
 from fedjax_lab.command.options import algorithm_options, parse_options
 from fedjax_lab.descriptions import format_value
-from fedjax_lab.simulation.sweep_result import check_seeds
+from fedjax_lab.simulation.sweep_points import check_seeds
 from fedjax_lab.storage.run_dir import renamed_settings
 
 Lists = Mapping[str, tuple[Any, ...]]  # setting -> its values

@@ -15,7 +15,8 @@ from fedjax_lab.estimates import estimate, format_estimate
 from fedjax_lab.machine.atomic_files import write_text
 from fedjax_lab.markdown import Cells
 from fedjax_lab.report.csv_text import estimates_csv
-from fedjax_lab.simulation.sweep_result import Point, SweepResult, check_seeds, list_points
+from fedjax_lab.simulation.sweep_points import Point, check_seeds, list_points
+from fedjax_lab.simulation.sweep_result import SweepResult
 
 # Column -> (metric, "last" or "best" evaluation, scale, digits).
 _SHOWN = {

@@ -24,8 +24,8 @@ The modules in the order in which a run meets them:
 ``scores``             the caller's evaluation functions
 ``history``            the rows and totals, and the reason why a run ends
 ``loggers``            hooks, the progress bar, a profile
-``sweep``              many runs as one program: ``sweep_program`` in place of ``chunks``,
-                       ``sweep_log`` for its directories, ``sweep_result``
+``sweep``              many runs as one program: ``sweep_points``, ``sweep_program`` in place of
+                       ``chunks``, ``sweep_log`` for its directories, ``sweep_result``
 ``plan``               a round on another machine, without running it
 ``evaluate``           functions for ``evaluate``; ``evaluate_personal``: for models of clients
 =====================  =======================================================================

@@ -56,6 +56,7 @@ from fedjax_lab.simulation.run_folder import Row
 from fedjax_lab.simulation.stop import check_not_ended, end_later_runs, stop_on_signal
 from fedjax_lab.simulation.stopwatch import Stopwatch
 from fedjax_lab.simulation.sweep_log import SweepFolder
+from fedjax_lab.simulation.sweep_points import Point, build_all, check_seeds, list_points
 from fedjax_lab.simulation.sweep_program import (
     Group,
     Program,
@@ -63,13 +64,7 @@ from fedjax_lab.simulation.sweep_program import (
     choose_size,
     trace_evaluation,
 )
-from fedjax_lab.simulation.sweep_result import (
-    Point,
-    SweepResult,
-    build_all,
-    check_seeds,
-    list_points,
-)
+from fedjax_lab.simulation.sweep_result import SweepResult
 from fedjax_lab.storage.run_path import check_run_dir
 from fedjax_lab.types import Key, Params
 

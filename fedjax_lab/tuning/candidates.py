@@ -13,6 +13,7 @@ from fedjax_lab.machine.keys import seeded
 from fedjax_lab.simulation.computation import Computation
 from fedjax_lab.simulation.history import History, warn_without_steps
 from fedjax_lab.simulation.placement import Placement
+from fedjax_lab.simulation.sweep_points import Point
 from fedjax_lab.simulation.sweep_program import (
     Group,
     Program,
@@ -20,7 +21,6 @@ from fedjax_lab.simulation.sweep_program import (
     choose_size,
     trace_evaluation,
 )
-from fedjax_lab.simulation.sweep_result import Point
 from fedjax_lab.tuning.space import Build
 from fedjax_lab.types import FedState, Params
 

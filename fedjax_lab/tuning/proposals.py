@@ -7,7 +7,7 @@ import numpy as np
 
 from fedjax_lab.checks import check_choice
 from fedjax_lab.machine.extras import imported
-from fedjax_lab.simulation.sweep_result import Point
+from fedjax_lab.simulation.sweep_points import Point
 from fedjax_lab.tuning.space import Range, Space, spread
 
 SAMPLERS = ("random", "tpe")

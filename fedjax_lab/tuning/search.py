@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from fedjax_lab.simulation.sweep_result import Point
+from fedjax_lab.simulation.sweep_points import Point
 from fedjax_lab.tuning.candidates import Candidate, Candidates
 from fedjax_lab.tuning.halving import Rungs
 from fedjax_lab.tuning.proposals import Proposals

@@ -10,7 +10,7 @@ import numpy as np
 
 from fedjax_lab.estimates import estimate, format_estimate
 from fedjax_lab.markdown import markdown_table
-from fedjax_lab.simulation.sweep_result import Point
+from fedjax_lab.simulation.sweep_points import Point
 from fedjax_lab.tuning.space import Range, Space
 
 

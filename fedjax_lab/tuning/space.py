@@ -11,7 +11,7 @@ import numpy as np
 from fedjax_lab.checks import check_share
 from fedjax_lab.round import Algorithm
 from fedjax_lab.signatures import unknown
-from fedjax_lab.simulation.sweep_result import Point
+from fedjax_lab.simulation.sweep_points import Point
 
 Build = Callable[..., Algorithm]
 

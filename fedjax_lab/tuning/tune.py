@@ -30,7 +30,7 @@ from fedjax_lab.simulation.evaluate import build_evaluation
 from fedjax_lab.simulation.prepare import computation_of
 from fedjax_lab.simulation.processes import Processes
 from fedjax_lab.simulation.stop import check_not_ended
-from fedjax_lab.simulation.sweep_result import Point, check_seeds, check_traced
+from fedjax_lab.simulation.sweep_points import Point, check_seeds, check_traced
 from fedjax_lab.storage.fingerprint import hash_arrays, hash_function
 from fedjax_lab.storage.lock import one_writer
 from fedjax_lab.storage.run_dir import versions

@@ -17,8 +17,8 @@ from fedjax_lab import SweepResult, algorithms, data, simulate, sweep
 from fedjax_lab.machine.device_memory import device_memory
 from fedjax_lab.simulation import sweep_program
 from fedjax_lab.simulation.evaluate import build_evaluation
+from fedjax_lab.simulation.sweep_points import list_points
 from fedjax_lab.simulation.sweep_program import group_size
-from fedjax_lab.simulation.sweep_result import list_points
 from fedjax_lab.storage.run_dir import MetricsFile
 from tests.simulation.test_run import (
     CLASSES,
