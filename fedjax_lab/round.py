@@ -355,7 +355,7 @@ def build_round(
     is_divided = divides_models(asked.mesh, params_sharding)
 
     def round_fn(state: FedState, batch: CohortBatch) -> tuple[FedState, Metrics]:
-        _check_state(algorithm, state)
+        check_state(algorithm, state)
         with tracing_for(target), tracing_with(lowering):
             if not is_divided:
                 return one_round(state, batch)
@@ -429,8 +429,14 @@ def build_round(
     return _compiled_alone(round_fn, in_program, mesh_of)
 
 
-def _check_state(algorithm: Algorithm, state: FedState) -> None:
-    """Check that a state is made of the kinds of values that the method's ``init`` gives."""
+def check_state(algorithm: Algorithm, state: FedState) -> None:
+    """Check that a state is made of the kinds of values that the method's ``init`` gives.
+
+    Shapes are not compared, because a program may have the rows of some clients only.
+
+    Raises:
+      ValueError: it is a state of another method.
+    """
     expected = jax.eval_shape(
         lambda params: algorithm.start(params, MANY_CLIENTS, None), algorithm.params(state)
     )

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_lab.data import FederatedArrays
-from fedjax_lab.round import Algorithm
+from fedjax_lab.round import Algorithm, check_state
 from fedjax_lab.simulation.computation import Computation
 from fedjax_lab.storage.fingerprint import are_the_same
 from fedjax_lab.types import FedState, Params
@@ -46,6 +46,7 @@ def going_on_from(state: FedState, run: Computation, clients: FederatedArrays) -
     except (AttributeError, TypeError) as error:
         raise ValueError(f"state is not one of {algorithm.name}: {error}.") from error
     _check_same_shapes(algorithm.name, state, expected)
+    check_state(algorithm, state)
     if int(state.num_clients) != clients.num_clients:
         raise ValueError(
             f"state.num_clients is {int(state.num_clients)}; clients has {clients.num_clients}."
@@ -104,9 +105,6 @@ def _check_same_shapes(name: str, state: FedState, expected: FedState) -> None:
         kind, needed = (f"{jnp.result_type(x)}{list(np.shape(x))}" for x in (actual[path], leaf))
         if kind != needed:
             raise ValueError(f"state{path} is {kind}; it must be {needed}, as {name}.init gives.")
-    server, of_method = type(state.server), type(expected.server)
-    if server is not of_method:
-        raise ValueError(f"state is not one of {name}: its server is {server}, not {of_method}.")
 
 
 def _by_path(state: FedState) -> dict[str, Any]:
