@@ -51,6 +51,11 @@ def html_page(markdown: str, folder: Path) -> str:
     )
 
 
+def shows(page: str, image: Path) -> bool:
+    """Return True if a page of ``html_page`` has a paragraph that is the image of a file."""
+    return f'<p class="image"><img src="{_embedded(image)}"' in page
+
+
 def _headings(tokens: Sequence[Any]) -> tuple[str, list[tuple[str, str, str]]]:
     """Give headings ids; returns (title, (tag, id, text) of those in the contents)."""
     title, contents = "", []
@@ -117,7 +122,11 @@ def _data_uri(source: str, folder: Path) -> str:
     if re.match(r"[a-z][a-z0-9+.-]*:|//", source, re.IGNORECASE):
         raise ValueError(f"the image {source!r} is a URL; it must be the path of a file.")
     path = folder / unquote(source)
-    kind = _TYPES.get(path.suffix.lower())
-    if kind is None:
+    if path.suffix.lower() not in _TYPES:
         raise ValueError(f"the image {source!r} is none of {', '.join(_TYPES)}.")
-    return f"data:{kind};base64,{base64.b64encode(path.read_bytes()).decode('ascii')}"
+    return _embedded(path)
+
+
+def _embedded(image: Path) -> str:
+    kind = _TYPES[image.suffix.lower()]
+    return f"data:{kind};base64,{base64.b64encode(image.read_bytes()).decode('ascii')}"

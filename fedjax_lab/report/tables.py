@@ -1,7 +1,6 @@
 """A report's tables, as Markdown."""
 
 import math
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from fedjax_lab.estimates import NOTHING, digits_of, digits_of_amount, estimate, format_estimate
@@ -68,9 +67,6 @@ _BY_GLOBAL_MODEL = (
     " **Compared by the global model, because no run scored the clients' own models: {}.**"
 )
 _NOT_SCORED = " **Without scores on the clients' test examples, and so not compared: {}.**"
-
-# What ``show_figures`` writes: an image, and below it the same caption.
-_FIGURE = re.compile(r"^!\[(.*)\]\((\w+\.png)\)\n\n\1$", re.MULTILINE)
 
 
 def default_target(groups: Iterable[Group], score: Score | None = None) -> float:
@@ -339,11 +335,6 @@ def report_text(
 def show_figures(figures: Iterable[tuple[str, str]]) -> str:
     """Format (file name, caption) of figures as Markdown, with captions below."""
     return "\n\n".join(f"![{caption}]({name})\n\n{caption}" for name, caption in figures)
-
-
-def figures_in(text: str) -> list[str]:
-    """Return the file names of the figures that ``show_figures`` has put into a text."""
-    return [name for _, name in _FIGURE.findall(text)]
 
 
 def section_text(section: Section, target: float | None = None, level: int = 2) -> str:

@@ -10,12 +10,12 @@ from fedjax_lab.machine.atomic_files import write_text
 from fedjax_lab.report.csv_text import clients_csv
 from fedjax_lab.report.distribution import client_scores
 from fedjax_lab.report.figures import write_figures
-from fedjax_lab.report.html import html_page
+from fedjax_lab.report.html import html_page, shows
 from fedjax_lab.report.pivot import Pivot, check_axes, pivot_text, pivots_of
 from fedjax_lab.report.runs import REPORT, Run, load_runs
 from fedjax_lab.report.sections import Section, sections_of, warn_of_unknown_scores
 from fedjax_lab.report.style import FORMS
-from fedjax_lab.report.tables import figures_in, report_text
+from fedjax_lab.report.tables import report_text
 
 CLIENTS = "clients.csv"
 
@@ -119,6 +119,7 @@ def write_pages(report: Report, out: str | Path | None = None, figures: str = "p
     runs, sections, pivots = report.runs, report.sections, report.pivots
     folder = default_folder(runs) if out is None else Path(out)
     folder.mkdir(parents=True, exist_ok=True)
+    earlier = _files_of(folder)
     prefixes = [f"part{i}_" if len(sections) > 1 else "" for i in range(1, len(sections) + 1)]
     shown = [
         write_figures(section.groups, folder, prefix, figures)
@@ -128,7 +129,7 @@ def write_pages(report: Report, out: str | Path | None = None, figures: str = "p
     if any(map(client_scores, runs)):
         write_text(folder / CLIENTS, clients_csv(sections))
         written.add(CLIENTS)
-    for name in _files_of(folder / REPORT) - written:
+    for name in earlier - written:
         (folder / name).unlink(missing_ok=True)
     first = ""
     if pivots:
@@ -139,11 +140,13 @@ def write_pages(report: Report, out: str | Path | None = None, figures: str = "p
     return folder / REPORT
 
 
-def _files_of(report: Path) -> set[str]:
-    """Return the files besides its pages that an earlier report wrote: its figures, clients.csv."""
-    if not report.is_file():
+def _files_of(folder: Path) -> set[str]:
+    """Return an earlier report's files: the figures that its HTML page embeds, and clients.csv."""
+    page = (folder / REPORT).with_suffix(".html")
+    if not page.is_file():
         return set()
-    figures = set(figures_in(report.read_text(encoding="utf-8", errors="replace")))
+    text = page.read_text(encoding="utf-8", errors="replace")
+    figures = {file.name for file in folder.glob("*.png") if shows(text, file)}
     has_scores = any(name.endswith("clients.png") for name in figures)
     return figures | ({CLIENTS} if has_scores else set())
 

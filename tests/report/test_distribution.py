@@ -118,11 +118,13 @@ def test_a_report_leaves_nothing_of_an_earlier_one_in_its_folder(runs, tmp_path,
     out, written = tmp_path / "out", {"report.md", "report.html", "accuracy.png"}
     out.mkdir()
     (out / "report.md").write_text("# Mine\n\n![a loss](loss.png)\n\nMy loss.\n")
-    own = {"loss.png", "clients.csv.old", "accuracy.pdf", "notes.csv"}
+    own = {"loss.png", "clients.csv.old", "accuracy.pdf", "notes.csv", "a%20:b.png"}
     for name in own:
         (out / name).write_text("mine")
     write_report([runs], out)
     assert there() == {*own, *written, "clients.png", "clients.csv"}
+    with (out / "report.md").open("a") as page:  # edited by the user, with a figure of theirs
+        page.write("\n![My loss.](loss.png)\n\nMy loss.\n")
     plain = write_run(tmp_path / "plain", [0.4, 0.5])
     write_report([plain], out)
     assert there() == {*own, *written}
