@@ -192,21 +192,25 @@ class Schedule(NamedTuple):
             the numbers of steps are unknown, because they are traced; weights are no finite
             numbers from 0, one of them positive; or as ``check_constants``.
         """
+        schedule, count = self, clients.num_clients
         if _is_array(self.weights):
-            clients = replace_index(
-                clients, weights=_check_weights(self.weights, clients.num_clients)
-            )
-            return self._replace(weights=None).bind(clients)
+            clients = replace_index(clients, weights=_check_weights(self.weights, count))
+            schedule = schedule._replace(weights=None)
         if self.client_constants is not None:
-            constants = check_constants(self.client_constants, clients.num_clients)
+            constants = check_constants(self.client_constants, count)
             clients = replace_index(clients, constants=constants)
-            return self._replace(client_constants=None).bind(clients)
-        found = [name for name in _WORK if _is_array(getattr(self, name))]
-        if not found:
-            return self, clients
-        name = found[0]
+            schedule = schedule._replace(client_constants=None)
+        if any(_is_array(getattr(self, name)) for name in _WORK):
+            most, steps = self._steps_of_each(clients)
+            clients = replace_index(clients, local_steps=steps)
+            schedule = schedule._replace(local_steps=most, local_epochs=None)
+        return schedule, clients
+
+    def _steps_of_each(self, clients: AnyClients) -> tuple[int, jax.Array]:
+        """Compute (the largest number of local steps; those of each client, int32 [N])."""
         if self.local_steps is not None and self.local_epochs is not None:
             raise ValueError("local_steps and local_epochs are both set; set exactly one.")
+        name = "local_steps" if self.local_epochs is None else "local_epochs"
         steps = check_counts(name, getattr(self, name), clients.num_clients).astype(np.int64)
         if name == "local_epochs":
             check_int("batch_size", self.batch_size, minimum=1, maximum=LARGEST_INT)
@@ -219,8 +223,7 @@ class Schedule(NamedTuple):
             steps = steps * -(-np.asarray(clients.sizes, np.int64) // self.batch_size)
         most = check_int(f"the largest number of local steps of {name}", int(steps.max()),
                          minimum=1, maximum=LARGEST_INT)  # fmt: skip
-        bound = replace_index(clients, local_steps=jnp.asarray(steps, jnp.int32))
-        return self._replace(local_steps=most, local_epochs=None), bound
+        return most, jnp.asarray(steps, jnp.int32)
 
     def slots(self, clients: FederatedArrays) -> int:
         """Compute S, the number of slots of a cohort.
