@@ -96,7 +96,7 @@ COVERS = {
     "simulation/test_sweep": "simulation/divergence simulation/sweep_log "
     "simulation/sweep_points simulation/sweep_program simulation/sweep_result",
     "storage/test_hostile_dirs": "machine/json_file storage/run_path",
-    "storage/test_run_dir": "storage/fingerprint storage/lock",
+    "storage/test_run_dir": "storage/fingerprint storage/lock storage/rows",
     "tuning/test_search": "tuning/halving tuning/search_log tuning/proposals",
     "tuning/test_tune": "command/tuning report/search_figure tuning/candidates tuning/search "
     "tuning/search_result tuning/score tuning/space",

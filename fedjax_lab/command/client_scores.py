@@ -22,7 +22,7 @@ from fedjax_lab.simulation.evaluate_personal import (
 )
 from fedjax_lab.simulation.history import SimulationResult
 from fedjax_lab.simulation.processes import Processes
-from fedjax_lab.storage.run_dir import plain_row
+from fedjax_lab.storage.rows import plain_row
 from fedjax_lab.types import FedState, Params
 
 ACCURACY = "accuracy"

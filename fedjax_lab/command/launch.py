@@ -34,7 +34,8 @@ from fedjax_lab.report.write import report_of
 from fedjax_lab.simulation.history import SimulationResult
 from fedjax_lab.simulation.processes import Processes
 from fedjax_lab.simulation.stop import compiles_still
-from fedjax_lab.storage.run_dir import METRICS, PARTITION, SUMMARY, read_config, read_metrics
+from fedjax_lab.storage.rows import read_metrics
+from fedjax_lab.storage.run_dir import METRICS, PARTITION, SUMMARY, read_config
 
 DIVERGED, INTERRUPTED = 3, 130
 _SCORES = "worst_10_percent_"  # of every run's summary, when the clients have been scored

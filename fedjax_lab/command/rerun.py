@@ -13,13 +13,13 @@ from fedjax_lab.command.config import RunConfig
 from fedjax_lab.command.launch import start, status_of
 from fedjax_lab.machine.json_file import read_json
 from fedjax_lab.report.runs import RERUN
+from fedjax_lab.storage.rows import read_metrics
 from fedjax_lab.storage.run_dir import (
     CONFIG,
     METRICS,
     SUMMARY,
     differences,
     read_config,
-    read_metrics,
     write_json,
 )
 from fedjax_lab.storage.saved_run import SavedRun, load_run

@@ -6,14 +6,15 @@ from pathlib import Path
 from typing import Any
 
 from fedjax_lab.machine.json_file import Kinds, no_numbers, read_json, shown
-from fedjax_lab.storage.run_dir import CONFIG, METRICS, differences, read_metrics
+from fedjax_lab.storage.rows import read_metrics
+from fedjax_lab.storage.run_dir import CONFIG, METRICS, differences, read_config
 from fedjax_lab.storage.saved_run import load_run
 
-# Of config.json; a dot leads into an object.
+# Of config.json, besides what a simulation reads; a dot leads into an object.
 _REQUIRED = {"algorithm": str, "seed": int, "rounds": int}
 _TEXTS = ("run_config.dataset", "partition.spec", "partition.hash", "data.hash")
 _OPTIONAL = {
-    **dict.fromkeys(("hyperparameters", "partition", "run_config", "data", "versions"), dict),
+    **dict.fromkeys(("run_config", "data"), dict),
     **dict.fromkeys(("run_config.option", "run_config.model_option"), dict),
     **dict.fromkeys(_TEXTS, str | None),
     **dict.fromkeys(("num_clients", "run_config.init_seed"), int | None),
@@ -29,18 +30,6 @@ _OF_PARTITION = {
     **{"seed": int | None, "label_histogram": list | None, "names": list | None},
 }
 _OF_LANDSCAPE = dict.fromkeys(("eigenvalues", "offsets", "losses"), list | None)
-
-
-def read_config(path: Path) -> dict[str, Any]:
-    """Read and check a run's config.json.
-
-    Raises:
-      ValueError: it cannot be read, or lacks an entry of a config.
-    """
-    config = read_json(path, _REQUIRED, _OPTIONAL)
-    if not config["algorithm"].isprintable():
-        raise ValueError(f"{path}: 'algorithm' is {shown(config['algorithm'])}; not printable.")
-    return config
 
 
 def read_summary(path: Path) -> dict[str, Any]:
@@ -118,7 +107,10 @@ def read_run(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     Raises:
       ValueError: a file is damaged, or differs from the checkpoint.
     """
-    config = read_config(path / CONFIG)
+    config = read_config(path, _REQUIRED, _OPTIONAL)
+    if not config["algorithm"].isprintable():
+        said = shown(config["algorithm"])
+        raise ValueError(f"{path / CONFIG}: 'algorithm' is {said}; not printable.")
     try:
         saved = load_run(path)  # before the rows: those of a run that goes on are then there, too
     except FileNotFoundError:

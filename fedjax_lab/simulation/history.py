@@ -10,7 +10,7 @@ from fedjax_lab.checks import warn
 from fedjax_lab.clients.metrics import OF_EVERY_ROUND, OF_SERVER_STEP, PER_CLIENT
 from fedjax_lab.simulation.computation import Computation
 from fedjax_lab.simulation.divergence import finite_and_other_clients, lost_rounds
-from fedjax_lab.simulation.run_folder import Row
+from fedjax_lab.storage.rows import Row
 from fedjax_lab.types import FedState, Params
 
 _TIME = "simulated_seconds"  # a total, where rounds say how long they take

@@ -15,9 +15,9 @@ from fedjax_lab.simulation.chunks import Chunks
 from fedjax_lab.simulation.client_data import ClientData
 from fedjax_lab.simulation.computation import Computation
 from fedjax_lab.simulation.placement import Placement, Request
-from fedjax_lab.simulation.run_folder import Row
 from fedjax_lab.simulation.sweep_points import Point
 from fedjax_lab.storage.fingerprint import hash_arrays, hash_function, hash_program
+from fedjax_lab.storage.rows import Row
 from fedjax_lab.storage.run_dir import versions
 from fedjax_lab.types import Params
 

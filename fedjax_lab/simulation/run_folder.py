@@ -3,30 +3,30 @@
 from collections.abc import Sequence
 from contextlib import ExitStack, closing, suppress
 from pathlib import Path
-from typing import Any
 
 from fedjax_lab.checks import warn
 from fedjax_lab.storage.checkpoint import Checkpoints
 from fedjax_lab.storage.lock import RunDirLock
+from fedjax_lab.storage.rows import (
+    MetricsFile,
+    Row,
+    plain_row,
+    read_metrics,
+    restored_row,
+    stored_row,
+)
 from fedjax_lab.storage.run_dir import (
     CHECKPOINTS,
     METRICS,
     SUMMARY,
-    MetricsFile,
     disk_full_in_one_line,
     open_run_dir,
-    plain_row,
     read_config,
-    read_metrics,
-    restored_row,
     run_id,
-    stored_row,
     write_json,
     write_rounds,
 )
 from fedjax_lab.types import Params, PyTree
-
-Row = dict[str, Any]
 
 
 class RunFolder:

@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from fedjax_lab.simulation.processes import Processes
-from fedjax_lab.simulation.run_folder import Row, RunFolder
+from fedjax_lab.simulation.run_folder import RunFolder
 from fedjax_lab.simulation.stopwatch import Stopwatch
-from fedjax_lab.storage.run_dir import CLIENTS, METRICS, TIMES, restored_row
+from fedjax_lab.storage.rows import Row, restored_row
+from fedjax_lab.storage.run_dir import CLIENTS, METRICS, TIMES
 from fedjax_lab.types import Params, PyTree
 
 

@@ -11,8 +11,8 @@ from fedjax_lab.clients.sources import on_any_device
 from fedjax_lab.simulation.chunks import Chunks
 from fedjax_lab.simulation.computation import Computation
 from fedjax_lab.simulation.history import History, as_value, check_scores
-from fedjax_lab.simulation.run_folder import Row
 from fedjax_lab.simulation.stopwatch import Stopwatch
+from fedjax_lab.storage.rows import Row
 from fedjax_lab.types import FedState, Metrics, Params
 
 

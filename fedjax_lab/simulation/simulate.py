@@ -40,10 +40,10 @@ from fedjax_lab.simulation.loggers import Hook, Hooks, Profile, Progress
 from fedjax_lab.simulation.placement import Request
 from fedjax_lab.simulation.prepare import computation_of
 from fedjax_lab.simulation.processes import Processes
-from fedjax_lab.simulation.run_folder import Row
 from fedjax_lab.simulation.run_log import RunLog
 from fedjax_lab.simulation.scores import Evaluators
 from fedjax_lab.simulation.stop import check_not_ended, end_later_runs, stop_on_signal
+from fedjax_lab.storage.rows import Row
 from fedjax_lab.types import FedState, Params
 
 

@@ -52,7 +52,6 @@ from fedjax_lab.simulation.loggers import Progress
 from fedjax_lab.simulation.placement import Placement
 from fedjax_lab.simulation.prepare import computation_of
 from fedjax_lab.simulation.processes import Processes
-from fedjax_lab.simulation.run_folder import Row
 from fedjax_lab.simulation.stop import check_not_ended, end_later_runs, stop_on_signal
 from fedjax_lab.simulation.stopwatch import Stopwatch
 from fedjax_lab.simulation.sweep_log import SweepFolder
@@ -65,6 +64,7 @@ from fedjax_lab.simulation.sweep_program import (
     trace_evaluation,
 )
 from fedjax_lab.simulation.sweep_result import SweepResult
+from fedjax_lab.storage.rows import Row
 from fedjax_lab.storage.run_path import check_run_dir
 from fedjax_lab.types import Key, Params
 

@@ -3,8 +3,9 @@
 from pathlib import Path
 
 from fedjax_lab.machine.json_file import read_json
-from fedjax_lab.simulation.run_folder import Row, RunFolder
+from fedjax_lab.simulation.run_folder import RunFolder
 from fedjax_lab.simulation.run_log import RunLog, Saved
+from fedjax_lab.storage.rows import Row
 from fedjax_lab.storage.run_dir import SWEEP, is_leftover, write_json
 
 _GROUP = "group{}"  # folder of a group, by its number

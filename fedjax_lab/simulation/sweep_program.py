@@ -21,8 +21,8 @@ from fedjax_lab.simulation.divergence import Watch
 from fedjax_lab.simulation.history import History, check_scores, is_enough
 from fedjax_lab.simulation.placement import Placement
 from fedjax_lab.simulation.rounds import build_rounds
-from fedjax_lab.simulation.run_folder import Row
 from fedjax_lab.simulation.sweep_points import Point
+from fedjax_lab.storage.rows import Row
 from fedjax_lab.types import FedState, Key, Params, PyTree
 
 # Share of a device's memory for a sweep; the rest is for other data.

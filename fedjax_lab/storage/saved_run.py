@@ -13,12 +13,11 @@ from fedjax_lab.machine.atomic_files import write_atomically
 from fedjax_lab.machine.extras import imported
 from fedjax_lab.signatures import suggest_keywords
 from fedjax_lab.storage.checkpoint import Checkpoints
+from fedjax_lab.storage.rows import plain_row, restored_row
 from fedjax_lab.storage.run_dir import (
     CHECKPOINTS,
     CONFIG,
-    plain_row,
     read_config,
-    restored_row,
     run_id,
 )
 from fedjax_lab.tree import by_path, path_text

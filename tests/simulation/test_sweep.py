@@ -19,7 +19,7 @@ from fedjax_lab.simulation import sweep_program
 from fedjax_lab.simulation.evaluate import build_evaluation
 from fedjax_lab.simulation.sweep_points import list_points
 from fedjax_lab.simulation.sweep_program import group_size
-from fedjax_lab.storage.run_dir import MetricsFile
+from fedjax_lab.storage.rows import MetricsFile
 from tests.simulation.test_run import (
     CLASSES,
     FEATURES,

@@ -18,7 +18,8 @@ from fedjax_lab.simulation.loggers import CsvLogger
 from fedjax_lab.simulation.sweep_log import SweepFolder
 from fedjax_lab.storage.checkpoint import Checkpoints
 from fedjax_lab.storage.lock import HOLDER, LOCK, RunDirLock, one_writer
-from fedjax_lab.storage.run_dir import MetricsFile, open_run_dir, read_metrics, write_json
+from fedjax_lab.storage.rows import MetricsFile, read_metrics
+from fedjax_lab.storage.run_dir import open_run_dir, write_json
 from fedjax_lab.storage.run_path import check_run_dir
 from fedjax_lab.storage.saved_run import export_params
 from tests.simulation.test_run import FEDAVG, first_params, run

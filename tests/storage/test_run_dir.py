@@ -26,6 +26,7 @@ from fedjax_lab.simulation.stop import stop_on_signal
 from fedjax_lab.storage import run_dir as folder
 from fedjax_lab.storage.fingerprint import hash_arrays, hash_function, hash_program
 from fedjax_lab.storage.lock import RunDirLock
+from fedjax_lab.storage.rows import MetricsFile
 from tests.federations import of_sizes
 from tests.simulation import test_run
 from tests.simulation.test_run import (
@@ -501,7 +502,7 @@ def test_a_full_disk_is_said_in_one_line(tmp_path, monkeypatch, code):
         except OSError as error:
             raise RuntimeError("a library's own words") from error
 
-    monkeypatch.setattr(folder.MetricsFile, "append", write)
+    monkeypatch.setattr(MetricsFile, "append", write)
     with pytest.raises(OSError, match="disk is full") as found:
         run(**SHORT, run_dir=tmp_path)
     assert found.value.errno == errno.ENOSPC
