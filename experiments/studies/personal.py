@@ -18,7 +18,8 @@ import numpy as np
 from fedjax_lab import data, simulate
 from fedjax_lab.command.client_scores import summarise_clients
 from fedjax_lab.command.config import RunConfig
-from fedjax_lab.command.runner import Setup, build, describe_partition
+from fedjax_lab.command.runner import describe_partition
+from fedjax_lab.command.setup import Setup, build
 from fedjax_lab.round import Algorithm
 from fedjax_lab.simulation.evaluate_personal import build_personal_evaluation
 from fedjax_lab.simulation.history import SimulationResult

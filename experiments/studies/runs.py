@@ -31,7 +31,8 @@ from experiments.studies.study import Column, Method, Point, Scale, Study, as_js
 from fedjax_lab import data, sweep
 from fedjax_lab.command.config import RunConfig
 from fedjax_lab.command.loading import load_divided
-from fedjax_lab.command.runner import build, run
+from fedjax_lab.command.runner import run
+from fedjax_lab.command.setup import build
 from fedjax_lab.machine.atomic_files import write_text
 from fedjax_lab.report import load_runs
 from fedjax_lab.report.runs import DIVERGED

@@ -133,11 +133,11 @@ def plan_command(command: PlanCommand) -> int:
     """Plan a round and print the plan; returns the exit status.
 
     Raises:
-      ValueError, TypeError, OSError, ImportError: as ``runner.build`` and ``plan``.
+      ValueError, TypeError, OSError, ImportError: as ``setup.build`` and ``plan``.
     """
     if command.target != "here":  # a plan for another machine needs no accelerator of this one
         jax.config.update("jax_platforms", "cpu")
-    from fedjax_lab.command.runner import build
+    from fedjax_lab.command.setup import build
     from fedjax_lab.simulation.plan import plan
 
     config = command.settings.resolve()

@@ -9,7 +9,8 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_lab.command.rerun import finished_config
-from fedjax_lab.command.runner import build, simulate_setup
+from fedjax_lab.command.runner import simulate_setup
+from fedjax_lab.command.setup import build
 from fedjax_lab.data import FederatedArrays
 from fedjax_lab.report.reading import read_summary
 from fedjax_lab.report.runs import DIVERGED

@@ -136,7 +136,7 @@ def score_result(config: RunConfig, setup: Any, result: SimulationResult) -> dic
     """Score the model of each client on its training data and tests, for summary.json.
 
     Args:
-      setup: of ``runner.build``.
+      setup: of ``setup.build``.
       result: of its run.
     """
     scores = _on_training_data(config, setup, result)

@@ -1,6 +1,7 @@
 """Settings of one run as a value, for the command line, files and ``runner.run``.
 
-Algorithms, data and models never see a ``RunConfig``: ``runner`` turns it into keyword arguments.
+Algorithms, data and models never see a ``RunConfig``: ``setup`` and ``runner`` turn it into keyword
+arguments.
 """
 
 import dataclasses

@@ -140,7 +140,7 @@ def finished_before(config: RunConfig) -> dict[str, Any] | None:
     Raises:
       FileExistsError: it was made by other versions of the user's own code.
     """
-    from fedjax_lab.command.runner import are_the_data_of
+    from fedjax_lab.command.setup import are_the_data_of
 
     path = Path(str(config.output.run_dir))
     try:

@@ -33,7 +33,7 @@ def sweep_command(command: SweepCommand) -> int:
     """Sweep, print the table and write it to a file; returns the exit status.
 
     Raises:
-      ValueError, TypeError, OSError, ImportError: as ``runner.build`` and ``sweep``; or a point, a
+      ValueError, TypeError, OSError, ImportError: as ``setup.build`` and ``sweep``; or a point, a
         seed or a setting is not allowed.
     """
     points, config = sweep_points(command.point, command.settings)
@@ -68,9 +68,9 @@ def run_sweep(
       seeds: each point is run once with each seed.
 
     Raises:
-      ValueError, TypeError, FileNotFoundError, ImportError: as ``runner.build`` and ``sweep``.
+      ValueError, TypeError, FileNotFoundError, ImportError: as ``setup.build`` and ``sweep``.
     """
-    from fedjax_lab.command.runner import build
+    from fedjax_lab.command.setup import build
     from fedjax_lab.simulation.sweep import sweep
 
     setup = build(config)

@@ -29,7 +29,7 @@ def tune_command(command: TuneCommand) -> int:
     """Tune, print the table and write the trials to a file; returns the exit status.
 
     Raises:
-      ValueError, TypeError, OSError, ImportError: as ``runner.build`` and ``tune``.
+      ValueError, TypeError, OSError, ImportError: as ``setup.build`` and ``tune``.
     """
     methods = command.methods or (command.settings.method.algorithm,)
     for name in methods:
@@ -156,9 +156,9 @@ def run_search(command: TuneCommand, spaces: dict[str, dict[str, Any]]) -> Searc
       spaces: method -> hyperparameter -> its range or values, as ``space_of`` returns them.
 
     Raises:
-      ValueError, TypeError, OSError, ImportError: as ``runner.build`` and ``tune``.
+      ValueError, TypeError, OSError, ImportError: as ``setup.build`` and ``tune``.
     """
-    from fedjax_lab.command.runner import build
+    from fedjax_lab.command.setup import build
     from fedjax_lab.tuning.tune import divided, tune
 
     check_share("validation", command.validation)

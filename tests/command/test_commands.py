@@ -12,7 +12,7 @@ import pytest
 from scipy import stats
 
 from fedjax_lab.checks import is_traced
-from fedjax_lab.command import last_method, launch, runner
+from fedjax_lab.command import last_method, launch, runner, setup
 from fedjax_lab.command.cli import main
 from fedjax_lab.command.config import RunConfig
 from fedjax_lab.command.rerun import first_difference
@@ -338,13 +338,13 @@ def test_another_seed_is_not_traced_again_and_has_the_same_results(monkeypatch, 
 def test_attackers_of_another_seed_are_others_and_own_code_is_never_shared(monkeypatch, tmp_path):
     def method(seed, **changed):
         config = RunConfig.of(num_clients=6, cohort_size=2, local_steps=1, seed=seed, **changed)
-        return runner.build(config.replace(run_dir=str(tmp_path))).algorithm
+        return setup.build(config.replace(run_dir=str(tmp_path))).algorithm
 
     assert method(0) is method(1)
     assert method(0) is method(0, partition="iid")
     assert method(0) is not method(0, client_lr=0.2)
     assert method(0, attack="sign_flip:0.3") is not method(1, attack="sign_flip:0.3")
-    monkeypatch.setattr(runner, "sources", lambda config: {"own.py": "1234"})
+    monkeypatch.setattr(setup, "sources", lambda config: {"own.py": "1234"})
     assert method(0) is not method(1)
 
 

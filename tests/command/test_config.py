@@ -17,7 +17,7 @@ from fedjax_lab.command.options import (
     parse_options,
     server_lr_of,
 )
-from fedjax_lab.command.runner import build
+from fedjax_lab.command.setup import build
 from fedjax_lab.data import Devices, Examples
 from fedjax_lab.data.cohort import Schedule
 from fedjax_lab.report import settings_table

@@ -12,7 +12,8 @@ from fedjax_lab.command.catalogue import SOURCES
 from fedjax_lab.command.cli import main
 from fedjax_lab.command.client_model import read_client_model
 from fedjax_lab.command.config import RunConfig
-from fedjax_lab.command.runner import build, run
+from fedjax_lab.command.runner import run
+from fedjax_lab.command.setup import build
 from fedjax_lab.command.sweeping import run_sweep
 from fedjax_lab.report import load_runs
 from fedjax_lab.report.sections import sections_of, tail_of

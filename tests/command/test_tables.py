@@ -12,7 +12,7 @@ from fedjax_lab import data, load_run
 from fedjax_lab.command import cli, tuning
 from fedjax_lab.command.commands import parse
 from fedjax_lab.command.config import RunConfig
-from fedjax_lab.command.runner import build
+from fedjax_lab.command.setup import build
 from fedjax_lab.command.table_data import load_table
 from fedjax_lab.tuning import tune as module
 

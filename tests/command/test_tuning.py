@@ -6,7 +6,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from fedjax_lab.command import cli, runner, tuning
+from fedjax_lab.command import cli, tuning
+from fedjax_lab.command import setup as building
 from fedjax_lab.command.commands import parse
 from fedjax_lab.tuning.search_result import Diverged, SearchResult, Trial
 from fedjax_lab.tuning.space import Range
@@ -86,7 +87,7 @@ def test_an_option_can_be_of_one_method(monkeypatch):
         built.append((config.method.algorithm, config.method.option))
         return SimpleNamespace(vary=None, params=None, clients=None, count_fn=None)
 
-    monkeypatch.setattr(runner, "build", build)
+    monkeypatch.setattr(building, "build", build)
     monkeypatch.setattr(module, "tune", lambda *arguments, **named: None)
     spaces = {name: {"client_lr": [0.1]} for name in ("fedavg", "fafed")}
     line = ["tune", "--algorithm", *spaces, "--space", "client_lr=0.1"]
@@ -158,7 +159,7 @@ def test_flags_reach_the_search(monkeypatch):
         return params + examples, None
 
     setup = SimpleNamespace(vary=None, params=None, clients=None, count_fn=count_fn)
-    monkeypatch.setattr(runner, "build", lambda config, **_: setup)
+    monkeypatch.setattr(building, "build", lambda config, **_: setup)
     given = []
     monkeypatch.setattr(module, "tune", lambda *arguments, **named: given.append(named))
     spaces = {"fedavg": {"client_lr": [0.1]}}

@@ -12,7 +12,7 @@ from fedjax_lab.command import cli, runner, sweeping, tuning
 from fedjax_lab.command.client_scores import ClientTests
 from fedjax_lab.command.commands import SweepCommand, parse
 from fedjax_lab.command.config import DEFAULTS, FACTS, VARIED, RunConfig
-from fedjax_lab.command.runner import build
+from fedjax_lab.command.setup import build
 from fedjax_lab.simulation import plan as plan_module
 from fedjax_lab.simulation import sweep as sweep_module
 from fedjax_lab.tuning import tune as tune_module

@@ -16,8 +16,9 @@ import numpy as np
 import pytest
 
 from fedjax_lab import data
-from fedjax_lab.command import loading, runner
+from fedjax_lab.command import loading
 from fedjax_lab.command.config import RunConfig
+from fedjax_lab.command.setup import are_the_data_of, build
 from fedjax_lab.data import plays, shakespeare
 from fedjax_lab.storage.fingerprint import hash_arrays
 
@@ -329,7 +330,7 @@ def test_on_the_command_line(folder):
         model_option=("embedding=2", "hidden=3", "layers=1"),
     )
     assert config.resolve().data.partition == "natural"
-    setup = runner.build(config)
+    setup = build(config)
     assert setup.clients.names == tuple(ROLES)
     assert setup.data["classes"] == 90
     # The mean over tokens, by hand: the sums over the scored places of all sequences.
@@ -344,10 +345,10 @@ def test_on_the_command_line(folder):
     mixed = config.replace(partition="iid", num_clients=2, min_client_size=1).resolve()
     assert loading.load_divided(mixed.data, 0).clients is None
     there = {"data": setup.data, "partition": {"hash": setup.clients.partition.hash}}
-    assert runner.are_the_data_of(there, mixed)
+    assert are_the_data_of(there, mixed)
     natural = config.resolve()
-    assert runner.are_the_data_of(there, natural)
-    assert not runner.are_the_data_of(there | {"partition": {"hash": ""}}, natural)
+    assert are_the_data_of(there, natural)
+    assert not are_the_data_of(there | {"partition": {"hash": ""}}, natural)
     with pytest.raises(ValueError, match="min_client_size is 9; the smallest client"):
         loading.load_divided(config.replace(min_client_size=9).resolve().data, 0)
     write_sqlite(folder / "shakespeare_train.sqlite", {"A": ["so"], "B": []})

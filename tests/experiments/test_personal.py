@@ -12,7 +12,7 @@ from experiments.studies.personal import run_personal
 from experiments.studies.runs import Problem
 from experiments.studies.study import Column
 from fedjax_lab import data
-from fedjax_lab.command.runner import build
+from fedjax_lab.command.setup import build
 
 SETTING = {
     "dataset": "digits",

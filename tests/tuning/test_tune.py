@@ -298,7 +298,7 @@ def test_held_out_examples_do_not_train():
 @pytest.mark.methods
 def test_the_command_reads_nothing_of_the_test_set(monkeypatch):
     """Other test examples change no trial."""
-    from fedjax_lab.command import runner, tuning
+    from fedjax_lab.command import setup, tuning
     from fedjax_lab.command.commands import TuneCommand
     from fedjax_lab.command.config import RunConfig
 
@@ -306,12 +306,12 @@ def test_the_command_reads_nothing_of_the_test_set(monkeypatch):
         model="linear", num_clients=4, cohort_size=2, local_steps=1, batch_size=4, rounds=2
     )
     command = TuneCommand(settings, budget=2, seeds=(0,), quiet=True)
-    given = runner.load_divided(settings.data, settings.partition_seed)
+    given = setup.load_divided(settings.data, settings.partition_seed)
     trials = []
     for factor in (1, 0):
         other = data.Examples(given.test.x * factor, given.test.y * factor)
         changed = given._replace(test=other)
-        monkeypatch.setattr(runner, "load_divided", lambda *_, changed=changed: changed)
+        monkeypatch.setattr(setup, "load_divided", lambda *_, changed=changed: changed)
         trials.append(tuning.run_search(command, {"fedavg": {"client_lr": [0.01, 0.1]}}).trials)
     assert trials[0] == trials[1]
 
