@@ -408,7 +408,7 @@ def hold(path, ready, over):
 def test_one_writer_at_a_time(tmp_path):
     context = multiprocessing.get_context("spawn")
     ready, over = context.Event(), context.Event()
-    process = context.Process(target=hold, args=(tmp_path, ready, over))
+    process = context.Process(target=hold, args=(tmp_path, ready, over), daemon=True)
     process.start()
     assert ready.wait(60)
     with pytest.raises(
