@@ -18,7 +18,7 @@ from fedjax_lab.data import FederatedArrays
 from fedjax_lab.machine.atomic_files import write_text
 from fedjax_lab.report.search_figure import search_figure
 from fedjax_lab.report.style import save
-from fedjax_lab.simulation.sweep_result import check_seeds
+from fedjax_lab.simulation.sweep_points import check_seeds
 from fedjax_lab.tuning.search_result import Diverged, SearchResult
 from fedjax_lab.types import Params, PyTree
 
