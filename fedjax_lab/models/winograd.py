@@ -88,7 +88,8 @@ def saves_time(outputs: tuple[int, int], batch: int, kernel: tuple[int, ...]) ->
     They are wherever all rows are multiplied at once. Elsewhere the estimate models one core's work
     on an output row: a number read or written by the linear maps costs as much as two
     multiplications in a matrix product, and small products are slow. Of 120 measured shapes
-    (``experiments/benchmarks/tiles.py``) it chose the slower form by a tenth or more on none.
+    (``experiments/benchmarks/tiles.py``) it chose tiles on none where they are slower by a tenth,
+    and left them out on two where they are faster by a tenth or two.
 
     Args:
       outputs: (H', W').
