@@ -38,6 +38,7 @@ from fedjax_lab.simulation.rounds import keep_chunks
 from fedjax_lab.storage.fingerprint import add_bits
 from fedjax_lab.types import Key, LossFn, Params
 
+_MANY_CLASSES = 1000
 _OUTLIER = 1000  # times the median client's largest value
 _EVALUATED = 1000  # examples of an evaluation's step
 _MAX_LOGITS = 2**25  # of such a step, of text: 128 MiB
@@ -117,6 +118,7 @@ def build(
         outputs = _regressed(config, train)
     else:
         outputs = given.classes or data.num_classes(train)
+        _warn_of_unused_outputs(train, kind, outputs)
     _check_model(config, kind)
     _check_flipped_labels(config, outputs, kind)
     with said_of("partition", config.data.partition):
@@ -298,6 +300,16 @@ def _regressed(config: RunConfig, train: data.Examples) -> int:
             f"{config.data.dataset} is a regression (float y)."
         )
     return train.y.shape[1] if train.y.ndim > 1 else 1
+
+
+def _warn_of_unused_outputs(train: data.Examples, kind: str, outputs: int) -> None:
+    """Warn of labels that are no numbers of classes, such as postal codes."""
+    used = len(np.unique(train.y)) if kind == "classes" and outputs > _MANY_CLASSES else outputs
+    if used < outputs / 10:
+        warn(
+            f"the labels are up to {outputs - 1}, and only {used} of these numbers occur. The "
+            "model has an output for each number from 0; number the classes 0, 1, 2, ...",
+        )
 
 
 def _clients(config: RunConfig, train: data.Examples) -> data.FederatedArrays:

@@ -296,6 +296,11 @@ def _with_file(
     """Read the test set from another file, with the clients of its rows if it has their column."""
     x, y = found.examples
     table = Table(path, parse_missing(settings.missing))
+    if Path(path).samefile(settings.dataset.partition(":")[2]):
+        raise ValueError(
+            f"test_split is {path!r}, the file that is trained on; it must be another one, or a "
+            "part such as examples:0.2."
+        )
     (x_test, y_test), ids, *_ = _read(table, inputs, settings, found)
     seen = own = None
     if owners is not None:

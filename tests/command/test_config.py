@@ -224,6 +224,14 @@ def test_a_client_that_spoils_the_normalisation_is_named():
         build(config, (Examples(x, y), test))
 
 
+def test_labels_that_are_no_numbers_of_classes_are_told():
+    x = np.zeros((40, 3, 3, 1), np.float32)
+    y = np.where(np.arange(40) % 2, 1200, 0).astype(np.int32)
+    config = RunConfig.of(num_clients=4, cohort_size=2, partition="iid", client_map="scan")
+    with pytest.warns(UserWarning, match="labels are up to 1200, and only 2 of these numbers"):
+        build(config, (Examples(x, y), Examples(x, y)))
+
+
 @pytest.mark.parametrize("text", ["a", "=1", "a=", "a b=1"])
 def test_options_must_be_name_value(text):
     with pytest.raises(ValueError, match=r"option is .*; it must be of the form name=value"):

@@ -182,6 +182,11 @@ def test_a_later_file_is_read_by_the_first_ones_types(folder):
     assert found.test.x[:, 0].tolist() == [1] * 4 + [0] * 4  # by client: p has the 3s
 
 
+def test_the_training_file_does_not_test(folder):
+    with pytest.raises(ValueError, match=r"test_split is './train.csv', the file that is trained"):
+        later_of(small(), test_split="./train.csv")
+
+
 def test_a_later_file_spells_the_clients_as_the_first_one(folder):
     write("train.csv", **small(user=[7, 8] * 4))
     write("later.csv", **small(user=["7.0", "8.0"] * 4))
