@@ -134,13 +134,14 @@ def test_a_kernel_for_each_client(x64, lowering):
     compare(shared[0][0], expected[0][0], 1e-10)
 
 
-def test_automatic_lowering_is_gemm_on_cpu():
-    x, kernel = jnp.ones((2, 4, 4, 1)), jnp.ones((3, 3, 1, 1))
+@pytest.mark.parametrize(("batch", "form"), [(20, "gemm"), (2, "winograd")])
+def test_automatic_lowering_of_a_small_convolution_on_cpu(batch, form):
+    x, kernel = jnp.ones((batch, 4, 4, 1)), jnp.ones((3, 3, 1, 1))
     programs = {
         lowering: str(jax.make_jaxpr(functools.partial(convolution, lowering=lowering))(x, kernel))
-        for lowering in ("auto", *LOWERINGS)
+        for lowering in ("auto", "winograd", *LOWERINGS)
     }
-    assert programs["auto"] == programs["gemm"]
+    assert programs["auto"] == programs[form]
     assert ["conv_general" in programs[name] for name in LOWERINGS] == [False, False, True]
 
 

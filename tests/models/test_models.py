@@ -270,13 +270,13 @@ def test_group_norm_is_per_example_and_group():
         (layers.Dense(4), nn.Dense(4), (2, 7)),
     ],
 )
-def test_conv_and_dense_have_flaxs_parameters(ours, flaxs, shape):
-    x = normal(shape)
+def test_conv_and_dense_have_flaxs_parameters(ours, flaxs, shape, x64):
+    x = normal(shape).astype(float)
     shapes = jax.eval_shape(ours.init, jax.random.key(0), x)
     assert shapes == jax.eval_shape(flaxs.init, jax.random.key(0), x)
-    params = jax.tree.map(lambda leaf: normal(leaf.shape), shapes)
+    params = jax.tree.map(lambda leaf: normal(leaf.shape).astype(float), shapes)
     both = jax.jit(lambda params, x: (ours.apply(params, x), flaxs.apply(params, x)))
-    np.testing.assert_allclose(*both(params, x), rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(*both(params, x), rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("machine", ["cpu", "v5e"])
