@@ -120,7 +120,7 @@ def test_second_derivatives_are_xlas(x64, lowering):
 
 
 def test_automatic_choice():
-    """Where the sums are long and rows are too; never where it cannot be."""
+    """Where sums and rows are long, or rows have few columns; never where it cannot be."""
 
     def chosen(shape, kernel_shape, dtype=jnp.float32, stride=1):
         x, kernel = jnp.ones(shape, dtype), jnp.ones(kernel_shape, dtype)
@@ -138,7 +138,8 @@ def test_automatic_choice():
     assert chosen(*wide, jnp.bfloat16) == {"auto", "gemm"}
     assert chosen(*wide, stride=2) == {"auto", "gemm"}
     assert chosen((50, 28, 28, 1), (5, 5, 1, 32)) == {"auto", "gemm"}
-    assert chosen((2, 14, 14, 4), (5, 5, 4, 8)) == {"auto", "gemm"}
+    assert chosen((2, 14, 14, 4), (5, 5, 4, 8)) == {"auto", "winograd"}
+    assert chosen((20, 14, 14, 4), (5, 5, 4, 8)) == {"auto", "gemm"}
     assert chosen((50, 14, 14, 32), (1, 1, 32, 64)) == {"auto", "gemm"}
 
 
