@@ -18,9 +18,7 @@ from fedjax_lab.data.cyclic import turns
 from fedjax_lab.machine.keys import seeded
 from fedjax_lab.round import Algorithm
 from fedjax_lab.types import FedState, Key, Scalar
-from fedjax_lab.wrappers.accountants import ACCOUNTED, check_bands
-from fedjax_lab.wrappers.accountants import epsilon as epsilon
-from fedjax_lab.wrappers.accountants import noise_multiplier as noise_multiplier
+from fedjax_lab.wrappers.accountants import ACCOUNTED, check_bands, epsilon
 
 _RUN = np.uint32(2**32 - 33)  # folded into a run's key, apart from rounds, groups and devices
 _INSTEAD = (
