@@ -325,7 +325,7 @@ class RoundsSettings:
     eval_every: int = setting(10, count, ignored_by=("plan", "tune"))
     """Rounds between evaluations; also the length of a compiled chunk."""
 
-    on_nonfinite: str = setting("exclude", one_of((*ON_NONFINITE, "stop")), refused_by=_SEARCHES)
+    on_nonfinite: str = setting("exclude", one_of((*ON_NONFINITE, "stop")), refused_by=("tune",))
     """What to do with a client whose message or state is not finite: exclude (leave it out of the
     round and count it), stop (end the run before that round), keep (aggregate it like the
     others)."""
@@ -442,7 +442,7 @@ class MachineSettings:
     """Where client state is stored: device (a full copy on each), sharded (over the devices of
     shard_map), host (in files), auto (by its size)."""
 
-    lowering: str = setting("auto", one_of(LOWERINGS), in_grid=False, ignored_by=_SEARCHES)
+    lowering: str = setting("auto", one_of(LOWERINGS), in_grid=False)
     """Form of the model's convolutions and poolings: auto (the fastest on this machine) or lax (as
     jax.lax computes them)."""
 

@@ -91,6 +91,8 @@ def run_sweep(
         **config.schedule(),
         evaluate=setup.evaluate,
         client_map=config.machine.client_map,
+        on_nonfinite=config.rounds.on_nonfinite,
+        lowering=config.machine.lowering,
         run_dir=config.output.run_dir,
         progress=progress,
     )

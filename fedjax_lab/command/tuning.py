@@ -203,4 +203,5 @@ def run_search(command: TuneCommand, spaces: dict[str, dict[str, Any]]) -> Searc
         sampler=command.sampler,
         run_dir=command.keep_in,
         progress=not command.quiet,
+        lowering=config.machine.lowering,
     )

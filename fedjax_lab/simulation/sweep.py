@@ -89,6 +89,7 @@ def sweep(
     stop_when: Callable[[Row], Any] | None = None,
     progress: bool = False,
     on_nonfinite: str = "exclude",
+    lowering: str = "auto",
     **schedule: Unpack[ScheduleOptions],
 ) -> SweepResult:
     """Run a method at every point with every seed, all runs in one compiled program.
@@ -131,6 +132,7 @@ def sweep(
       progress: show progress on stderr.
       on_nonfinite: as in ``simulate``. With "stop", a run with a client that is not finite counts
         as diverged from that evaluation on.
+      lowering: as in ``simulate``; ``evaluate`` has its own.
 
     Returns:
       ``SweepResult``: ``history``, ``params``, ``table()``, ``best()``.
@@ -175,6 +177,7 @@ def sweep(
         rounds=rounds,
         eval_every=eval_every,
         on_nonfinite=on_nonfinite,
+        lowering=lowering,
     )
     client_data = client_data_of(first, clients)
     client_data.check(first)

@@ -82,6 +82,7 @@ def tune(
     sampler: Sampler | None = None,
     run_dir: str | Path | None = None,
     progress: bool = False,
+    lowering: str = "auto",
     **schedule: Unpack[ScheduleOptions],
 ) -> SearchResult:
     """Tune the hyperparameters of methods on validation data of the clients, without a test set.
@@ -128,6 +129,7 @@ def tune(
         ``lambda seed: optuna.samplers.GPSampler(seed=seed)``.
       run_dir: directory for the search; None: nothing is written.
       progress: show progress on stderr.
+      lowering: as in ``simulate``, of the rounds and of the score.
 
     Returns:
       ``SearchResult``: ``best``, ``trials``, ``edges``, ``table()``.
@@ -189,7 +191,9 @@ def tune(
     step = of_methods[0].rounds[0]  # chunks of all rungs: one program, but for remainders
     entrants = {}
     for (name, first), rungs in zip(firsts.items(), of_methods, strict=True):
-        run, timed = computation_of(first, params, train, how, times, eval_every=step)
+        run, timed = computation_of(
+            first, params, train, how, times, eval_every=step, lowering=lowering
+        )
         run.guarantees(timed)  # what no run could account for is refused
         check_loss(run, timed)
         entrants[name] = rungs, run, timed
@@ -200,11 +204,12 @@ def tune(
     settings |= {"rounds": rounds, "budget": budget, "finalists": finalists, "mode": mode}
     settings |= {"average": average, "sampler": _sampler_record(sampler)}
     settings |= {"start_points": starts} if start_points else {}
+    settings |= {} if lowering == "auto" else {"lowering": lowering}
     trials: list[Trial] = []
     with one_writer(run_dir):
         search_log = SearchLog(run_dir, settings)
         for name, (rungs, run, timed) in entrants.items():
-            evaluate = build_evaluation(counts[name], held)
+            evaluate = build_evaluation(counts[name], held, lowering=lowering)
             candidates = Candidates(methods[name], run, timed, evaluate, average)
             proposals: Proposals = Even(spaces[name], seeds[0])
             if sampler is not None:

@@ -18,6 +18,8 @@ from fedjax_lab import (
     models,
     plan,
     simulate,
+    sweep,
+    tune,
     with_frozen,
     with_personal,
 )
@@ -25,6 +27,7 @@ from fedjax_lab.machine.target import named, tracing_for, tracing_with
 from fedjax_lab.models.lowering import lowered
 from fedjax_lab.simulation.evaluate import build_client_evaluation
 from fedjax_lab.simulation.evaluate_personal import build_personal_evaluation
+from fedjax_lab.simulation.sweep_program import Program
 
 SLOW = ("conv_general_dilated", "reduce_window", "select_and_scatter_add")
 
@@ -426,6 +429,33 @@ def test_a_users_cnn_runs_in_other_forms_with_the_same_results(task):
     for client_map in ("scan", "vmap", "chunk:2", "shard_map"):
         assert not names(build_round(algorithm, client_map), state, batch)
     assert names(build_round(algorithm, "scan", lowering="lax"), state, batch)
+
+
+class Traced(Exception):
+    pass
+
+
+@pytest.mark.methods
+@pytest.mark.parametrize("lowering", ["auto", "lax"])
+@pytest.mark.parametrize("search", ["sweep", "tune"])
+def test_searches_take_the_lowering(search, lowering, task, monkeypatch):
+    model, params, clients = task
+
+    def compiled(self, name, size, function, arguments, donated=()):
+        if name == "start":
+            return jax.jit(function)
+        raise Traced(names(function, *arguments))
+
+    monkeypatch.setattr(Program, "compiled", compiled)
+    build = functools.partial(algorithms.fedavg, models.classification_loss(model.apply))
+    how = {"cohort_size": 3, "local_steps": 2, "batch_size": 4, "rounds": 2, "lowering": lowering}
+    if search == "sweep":
+        begin = functools.partial(sweep, build, points={"client_lr": [0.1]}, seeds=(0,))
+    else:
+        begin = functools.partial(tune, {"fedavg": build}, {"client_lr": [0.1, 0.2]}, budget=2)
+    with pytest.raises(Traced) as caught:
+        begin(params=params, clients=clients, **how)
+    assert bool(caught.value.args[0]) == (lowering == "lax")
 
 
 def test_a_training_loop_of_ones_own_takes_other_forms(task):
