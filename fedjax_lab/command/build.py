@@ -2,18 +2,19 @@
 
 import functools
 import inspect
-from collections.abc import Mapping
+import warnings
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from fedjax_lab.algorithms import as_published
 from fedjax_lab.algorithms.authors_codes import clip_and_decay
 from fedjax_lab.command.config import VARIED, RunConfig
 from fedjax_lab.command.config_checks import parse_attack
-from fedjax_lab.command.factories import find
+from fedjax_lab.command.factories import find, is_own
 from fedjax_lab.command.options import CLIPS, SERVER_OPTIMIZERS
 from fedjax_lab.command.schedules import client_schedule
 from fedjax_lab.command.settings import ClockSettings, PrivacySettings, RoundsSettings, said_of
-from fedjax_lab.models import Model
+from fedjax_lab.models import Model, classification_loss, mlp
 from fedjax_lab.models.losses import Preprocess
 from fedjax_lab.round import Algorithm, check_algorithm
 from fedjax_lab.types import LossFn
@@ -110,3 +111,23 @@ def _with_wrappers(
         with said_of("attack", privacy.attack):
             algorithm = with_attack(algorithm, name, seed=rounds.seed, **arguments)
     return algorithm
+
+
+def check_methods(configs: Iterable[RunConfig]) -> None:
+    """Check before the first of several runs that their methods take their options and wrappers.
+
+    Methods of the user's own are left out: they may do more than build.
+
+    Args:
+      configs: resolved.
+
+    Raises:
+      ValueError, TypeError: as ``build_algorithm``.
+    """
+    model, met = mlp(2), []  # any one, of which nothing is computed
+    for config in configs:
+        about = config.method, config.privacy, config.clock, config.rounds.cohort_size
+        if about not in met and not is_own("algorithm", config.method.algorithm):
+            met.append(about)
+            with warnings.catch_warnings(action="ignore"):  # the run itself will warn
+                build_algorithm(config, classification_loss(model.apply), model)

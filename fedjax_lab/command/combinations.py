@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from fedjax_lab.command.build import check_methods
 from fedjax_lab.command.config import FACTS, HINTS, RunConfig
 from fedjax_lab.command.config_file import convert, kinds_of, read_settings
 from fedjax_lab.command.options import algorithm_options, parse_options
@@ -51,7 +52,7 @@ def read_runs(path: str | Path) -> tuple[RunConfig, dict[str, tuple[Any, ...]], 
 
 
 def list_runs(settings: RunConfig, lists: Lists, seeds: Sequence[int] = ()) -> list[RunConfig]:
-    """Resolve the config of each run, in the order of the runs; all are checked.
+    """Resolve the config of each run, in the order of the runs; all and their methods are checked.
 
     Each run has a directory in ``run_dir`` (None: in runs): seedN if only the seeds differ, else
     the name of the run with the settings that have several values.
@@ -60,8 +61,8 @@ def list_runs(settings: RunConfig, lists: Lists, seeds: Sequence[int] = ()) -> l
       seeds: each combination is run once with each of them. (): with ``seed``.
 
     Raises:
-      ValueError, TypeError: as ``RunConfig.resolve``; an option is not one of all methods; or two
-        runs would have the same directory.
+      ValueError, TypeError: as ``RunConfig.resolve``; an option is not one of all methods; a method
+        refuses a wrapper; or two runs would have the same directory.
     """
     check_lists(lists)
     methods = lists.get("algorithm", (settings.method.algorithm,))
@@ -87,6 +88,8 @@ def list_runs(settings: RunConfig, lists: Lists, seeds: Sequence[int] = ()) -> l
                 f"two runs would have the directory {place}: the values of a setting differ only "
                 "in what a name leaves out; run them one by one, each with its own --run-dir."
             )
+    if len(configs) > 1:
+        check_methods(configs)
     return configs
 
 

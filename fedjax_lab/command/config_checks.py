@@ -25,6 +25,7 @@ from fedjax_lab.data.partition import parse_spec
 from fedjax_lab.data.sources import SCHEMES, TABLES, check_load_options
 from fedjax_lab.wrappers.accountants import check_bands
 from fedjax_lab.wrappers.attacks import ATTACKS
+from fedjax_lab.wrappers.rules import check_cohort, parse_rule
 from fedjax_lab.wrappers.secure import check_neighbours
 
 _FORM = "NAME:SHARE or NAME:SHARE:STRENGTH (label_flip:SHARE:CLASSES)"
@@ -152,6 +153,9 @@ def _check_needs(config: Any) -> None:
 
 def _check_privacy(privacy: PrivacySettings, rounds: RoundsSettings) -> None:
     """Check the settings of the wrappers, whose single ranges are checked."""
+    if privacy.robust_rule is not None and rounds.sampling == "without_replacement":
+        with said_of("robust_rule", privacy.robust_rule):  # else slots are another number
+            check_cohort("this run", parse_rule(privacy.robust_rule), rounds.cohort_size)
     if privacy.dp_noise_multiplier is not None and rounds.weights != "uniform":
         raise ValueError(
             f"weights is {rounds.weights!r} and dp_clip_norm {privacy.dp_clip_norm}; with "

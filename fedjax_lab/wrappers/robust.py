@@ -16,7 +16,7 @@ from fedjax_lab.signatures import suggest_keywords
 from fedjax_lab.types import Cohort, PyTree
 from fedjax_lab.wrappers.base import Wrapper
 from fedjax_lab.wrappers.client_messages import reduce_messages, select, stack_all, who_counts
-from fedjax_lab.wrappers.rules import Rule, parse_rule
+from fedjax_lab.wrappers.rules import Rule, check_cohort, parse_rule
 
 # (messages, field -> pytree [S, ...]; weights [S]) -> aggregated message
 RuleFn = Callable[[dict[str, PyTree], jax.Array], dict[str, PyTree]]
@@ -105,7 +105,7 @@ def _robust(name: str, phase: Phase, rule: Rule | RuleFn, scope: str) -> Phase:
         counts = who_counts(messages, cohort)
         messages = select(counts, messages)
         if isinstance(rule, Rule):
-            _check_cohort(name, rule, counts.shape[0])
+            check_cohort(name, rule, counts.shape[0])
             combined = _combine(rule, phase.reduce, messages, cohort, counts, scope)
         else:
             combined = _sums(phase.reduce, _by_function(rule, messages, cohort, counts), counts)
@@ -177,12 +177,3 @@ def _by_function(rule: RuleFn, messages: dict, cohort: Cohort, counts: jax.Array
 def _weights(cohort: Cohort, counts: jax.Array) -> jax.Array:
     weights = jnp.where(counts, cohort.weights, 0)
     return tree.safe_divide(weights, weights.sum())
-
-
-def _check_cohort(name: str, rule: Rule, slots: int) -> None:
-    if slots < rule.fewest:
-        raise ValueError(
-            f"rule is {rule.text!r}, which needs a cohort of at least {rule.fewest} clients; "
-            f"{name} has {slots}. Krum needs 2 F + 3, multi-Krum the larger of 2 F + 3 and F + M, "
-            "a trimmed mean 1 / SHARE: with fewer, it would cut nothing."
-        )

@@ -100,6 +100,23 @@ def parse_rule(text: str) -> Rule:
     return Rule(text, fewest=max(2 * attackers + 3, attackers + chosen), shares=shares)
 
 
+def check_cohort(of: str, rule: Rule, slots: int) -> None:
+    """Check that a cohort has as many slots as a rule needs clients.
+
+    Args:
+      of: what has this cohort, for the error.
+
+    Raises:
+      ValueError: it has fewer.
+    """
+    if slots < rule.fewest:
+        raise ValueError(
+            f"rule is {rule.text!r}, which needs a cohort of at least {rule.fewest} clients; "
+            f"{of} has {slots}. Krum needs 2 F + 3, multi-Krum the larger of 2 F + 3 and F + M, "
+            "a trimmed mean 1 / SHARE: with fewer, it would cut nothing."
+        )
+
+
 def _number(text: str, word: str, name: str, kind: Callable[[str], Any]) -> Any:
     try:
         return kind(word)

@@ -106,6 +106,10 @@ NAMED = [  # by the name of the setting, whatever the library calls it
     (["--attack", "label_flip:0.2:5"], "attack is 'label_flip:0.2:5', of 5 classes; digits has 10"),
     (["--attack", "sign_flip:2"], "attack is 'sign_flip:2': share is 2.0"),
     (["--robust-rule", "trimmed_mean:0.5"], "robust_rule is 'trimmed_mean:0.5'"),
+    (
+        ["--robust-rule", "krum:9"],
+        "robust_rule is 'krum:9': rule is 'krum:9', which needs a cohort",
+    ),
     (["--compressor", "top_k:1.5"], "compressor is 'top_k:1.5'"),
     (["--partition", "dirichlet:0"], "partition is 'dirichlet:0'"),
     (["--concurrency", "12"], "concurrency is 12"),

@@ -204,6 +204,15 @@ def test_what_a_grid_refuses(words, message, capsys):
     assert message in capsys.readouterr().err
 
 
+def test_a_method_that_refuses_a_wrapper_stops_the_grid_before_its_first_run(tmp_path, capsys):
+    folder = tmp_path / "grid"
+    private = ["--dp-clip-norm", "1", "--dp-noise-multiplier", "1"]
+    words = [*SMALL, "--algorithm", "fedavg", "gradma", *private, "--run-dir", str(folder)]
+    assert main(["run", *words]) == 2
+    assert "algorithm is gradma, whose server needs" in capsys.readouterr().err
+    assert not folder.exists()
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
