@@ -19,6 +19,7 @@ import math
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -246,21 +247,20 @@ def _recalled(
 ) -> Any:
     """Return the stored answer to ``key``, or compute it with ``find`` and store it."""
     digest = hashlib.sha256(json.dumps(key, sort_keys=True, default=str).encode()).hexdigest()
-    file = user_cache() / "plans" / f"{digest[:32]}.json"
+    name = f"{digest[:32]}.json"
     try:
-        found = json.loads(file.read_text(encoding="utf-8"))["answer"]
+        found = json.loads((user_cache() / "plans" / name).read_text(encoding="utf-8"))["answer"]
         if is_answer(found):
             return found
     except (OSError, ValueError, KeyError, TypeError):
         pass  # no answer yet, or one that cannot be read
-    answer = find()
+    answer, folder = find(), Path("~/.cache")
     try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        write_text(file, json.dumps({"answer": answer, **(beside or {})}))
+        folder = user_cache() / "plans"
+        folder.mkdir(parents=True, exist_ok=True)
+        write_text(folder / name, json.dumps({"answer": answer, **(beside or {})}))
     except OSError as error:
-        warn(
-            f"the plan cannot be stored in {file.parent} ({error}); the next run will plan again.",
-        )
+        warn(f"the plan cannot be stored in {folder} ({error}); the next run will plan again.")
     return answer
 
 

@@ -310,6 +310,16 @@ def test_an_answer_that_cannot_be_kept_is_a_warning(monkeypatch, tmp_path):
     assert found == ("vmap", False)
 
 
+def test_a_user_without_a_home_plans_anew(monkeypatch):
+    def nowhere():
+        raise OSError("the user has no home")
+
+    monkeypatch.setattr(planner, "user_cache", nowhere)
+    with pytest.warns(UserWarning, match=r"cannot be stored in .*\(the user has no home\)"):
+        found = planner.fastest(["scan", "vmap"], {"scan": 2.0, "vmap": 1.0}.get, ["method"])
+    assert found == ("vmap", False)
+
+
 @pytest.mark.parametrize(
     ("before", "environment", "expected"),
     [
