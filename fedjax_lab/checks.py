@@ -17,6 +17,7 @@ from collections.abc import Hashable, Iterable, Iterator
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 LAST_SEED = 2**32 - 1
@@ -44,6 +45,21 @@ def is_traced(value: Any) -> bool:
       value: any pytree.
     """
     return any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(value))
+
+
+def no_real_number(value: Any) -> str:
+    """Name the kind of a value that is no real number, nor an array of such; "" for one that is.
+
+    Args:
+      value: anything, traced or not.
+    """
+    kind = type(value).__name__
+    try:
+        dtype = jnp.asarray(value).dtype
+    except (TypeError, ValueError):
+        return kind
+    is_real = any(jnp.issubdtype(dtype, of) for of in (jnp.floating, jnp.integer, jnp.bool_))
+    return "" if is_real else f"{kind} of {dtype}"
 
 
 class KnownArrays:

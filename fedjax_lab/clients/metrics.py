@@ -14,6 +14,7 @@ import numpy as np
 from flax import errors
 
 from fedjax_lab import tree
+from fedjax_lab.checks import no_real_number
 from fedjax_lab.models.lowering import lowered
 from fedjax_lab.signatures import parameter_of
 from fedjax_lab.types import ClientBatch, Key, LossFn, Metrics, Params, PyTree
@@ -207,6 +208,11 @@ def _metric(name: Any, value: Any, losses: jax.Array) -> jax.Array:
             f"loss_fn returned a metric called {name!r}; this name is reserved, like {_OWN} and "
             f"names that begin with {PER_CLIENT}. Choose another name."
         )
+    if kind := no_real_number(value):
+        raise TypeError(
+            f"loss_fn returned the metric {name!r}, a {kind}; it must be a real number, or an "
+            "array with one for each example."
+        )
     if jnp.shape(value) not in ((), losses.shape):
         raise ValueError(
             f"loss_fn returned the metric {name!r} of shape {jnp.shape(value)}; it must be a "
@@ -246,6 +252,7 @@ class Measures:
         """Compute the measures of one gradient, in the dtype of the loss.
 
         Raises:
+          TypeError: a measure is no real number.
           ValueError: a name is in ``taken``, or a measure is no scalar.
         """
         found: Metrics = {}
@@ -253,6 +260,10 @@ class Measures:
             if name in taken:
                 raise ValueError(f"loss_fn and measures both have a metric called {name!r}.")
             value = measure(params, grads)
+            if kind := no_real_number(value):
+                raise TypeError(
+                    f"the measure {name!r} returned a {kind}; it must return a real number."
+                )
             if jnp.shape(value) != ():
                 raise ValueError(
                     f"the measure {name!r} returned an array of shape {jnp.shape(value)}; it must "

@@ -24,7 +24,8 @@ def with_client_metrics(algorithm: Algorithm, **measures: Measure) -> Algorithm:
         in a step, it is the first one.
 
     Raises:
-      TypeError: ``algorithm`` is no ``Algorithm``, or a measure is no function.
+      TypeError: ``algorithm`` is no ``Algorithm``, a measure is no function, or (when a round is
+        traced) it returns no real number.
       ValueError: there is no measure, or a name is reserved; or (when a round is traced) a measure
         does not return a scalar, or the loss has a metric of the same name.
     """

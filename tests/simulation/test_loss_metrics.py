@@ -180,6 +180,10 @@ def test_clients_that_report_no_steps_are_told_of():
         ({"wide": jnp.ones((4, 2))}, r"the metric 'wide' of shape \(4, 2\); it must be a scalar"),
         ({"short": jnp.ones(3)}, r"the metric 'short' of shape \(3,\); .* shape \(4,\)"),
         ({7: 1.0}, "a metric called 7; a name must be a string"),
+        ({"none": None}, "the metric 'none', a NoneType; it must be a real number, or an array"),
+        ({"text": "x"}, "the metric 'text', a str; it must be a real number"),
+        ({"more": {"b": 1.0}}, "the metric 'more', a dict; it must be a real number"),
+        ({"complex": 1j}, "the metric 'complex', a complex of complex64; it must be a real"),
         ([1.0], "loss_fn returned tuple; it must return one loss per example, an array of shape"),
     ],
 )

@@ -99,6 +99,9 @@ def test_it_is_refused():
             with_client_metrics(method, **{name: norm_of_gradient})
     with pytest.raises(ValueError, match=r"'g' returned an array of shape \(5,\); .* a scalar"):
         run(with_client_metrics(method, g=lambda params, gradient: gradient["w"]))
+    for wrong, kind in ((None, "NoneType"), ("x", "str"), (1j, "complex of complex64")):
+        with pytest.raises(TypeError, match=f"the measure 'g' returned a {kind}; it must return"):
+            run(with_client_metrics(method, g=lambda params, gradient, wrong=wrong: wrong))
 
     def with_the_same(params, examples, key):
         return loss_fn(params, examples, key), {"g": 1.0}
