@@ -6,6 +6,9 @@ import warnings
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+import jax
+import jax.numpy as jnp
+
 from fedjax_lab.algorithms import as_published
 from fedjax_lab.algorithms.authors_codes import clip_and_decay
 from fedjax_lab.command.config import VARIED, RunConfig
@@ -14,9 +17,10 @@ from fedjax_lab.command.factories import find, is_own
 from fedjax_lab.command.options import CLIPS, SERVER_OPTIMIZERS
 from fedjax_lab.command.schedules import client_schedule
 from fedjax_lab.command.settings import ClockSettings, PrivacySettings, RoundsSettings, said_of
+from fedjax_lab.machine.keys import seeded
 from fedjax_lab.models import Model, classification_loss, mlp
 from fedjax_lab.models.losses import Preprocess
-from fedjax_lab.round import Algorithm, check_algorithm
+from fedjax_lab.round import MANY_CLIENTS, Algorithm, check_algorithm
 from fedjax_lab.types import LossFn
 from fedjax_lab.wrappers.attacks import with_attack
 from fedjax_lab.wrappers.buffered import with_buffered_aggregation
@@ -125,9 +129,12 @@ def check_methods(configs: Iterable[RunConfig]) -> None:
       ValueError, TypeError: as ``build_algorithm``.
     """
     model, met = mlp(2), []  # any one, of which nothing is computed
+    params = jax.eval_shape(model.init, seeded(0), jnp.zeros((1, 4)))
     for config in configs:
         about = config.method, config.privacy, config.clock, config.rounds.cohort_size
         if about not in met and not is_own("algorithm", config.method.algorithm):
             met.append(about)
             with warnings.catch_warnings(action="ignore"):  # the run itself will warn
-                build_algorithm(config, classification_loss(model.apply), model)
+                algorithm = build_algorithm(config, classification_loss(model.apply), model)
+                if algorithm.wrappers and algorithm.personal is None:  # else the leaves matter
+                    jax.eval_shape(lambda p, a=algorithm: a.start(p, MANY_CLIENTS, None), params)

@@ -26,7 +26,7 @@ from fedjax_lab.data.sources import SCHEMES, TABLES, check_load_options
 from fedjax_lab.wrappers.accountants import check_bands
 from fedjax_lab.wrappers.attacks import ATTACKS
 from fedjax_lab.wrappers.rules import check_cohort, parse_rule
-from fedjax_lab.wrappers.secure import check_neighbours
+from fedjax_lab.wrappers.secure import check_bits, check_neighbours
 
 _FORM = "NAME:SHARE or NAME:SHARE:STRENGTH (label_flip:SHARE:CLASSES)"
 
@@ -153,9 +153,14 @@ def _check_needs(config: Any) -> None:
 
 def _check_privacy(privacy: PrivacySettings, rounds: RoundsSettings) -> None:
     """Check the settings of the wrappers, whose single ranges are checked."""
-    if privacy.robust_rule is not None and rounds.sampling == "without_replacement":
-        with said_of("robust_rule", privacy.robust_rule):  # else slots are another number
-            check_cohort("this run", parse_rule(privacy.robust_rule), rounds.cohort_size)
+    if rounds.sampling == "without_replacement":  # else slots are another number
+        size, bits = rounds.cohort_size, privacy.secure_bits
+        if privacy.robust_rule is not None:
+            with said_of("robust_rule", privacy.robust_rule):
+                check_cohort("this run", parse_rule(privacy.robust_rule), size)
+        if bits is not None:
+            with said_of("secure_bits", bits):
+                check_bits("a cohort", bits, size)
     if privacy.dp_noise_multiplier is not None and rounds.weights != "uniform":
         raise ValueError(
             f"weights is {rounds.weights!r} and dp_clip_norm {privacy.dp_clip_norm}; with "

@@ -269,7 +269,7 @@ def _secure(
     """Wrap a phase so that its server half gets the decoded sum of masked messages."""
 
     def server_update(server, messages, cohort):
-        largest = _check_bits(name, bits, cohort)
+        largest = check_bits(f"{name}'s cohort", bits, cohort.client_ids.shape[0])
         messages = select(cohort.participates, messages)
         weights = cohort.weights
         codes = {"sum": _Code(cohort.participates.astype(weights.dtype), largest, 1.0)}
@@ -347,13 +347,22 @@ def _losses(
     }
 
 
-def _check_bits(name: str, bits: int, cohort: Cohort) -> int:
-    slots = cohort.client_ids.shape[0]
+def check_bits(of: str, bits: int, slots: int) -> int:
+    """Check that an integer has enough bits for the sum of a cohort's messages, and return L.
+
+    Args:
+      of: the cohort, for the error.
+      bits: bits of an integer, including its sign.
+      slots: S.
+
+    Raises:
+      ValueError: it has not.
+    """
     largest = levels(bits, slots)
     if largest < 1:
         needed = next(b for b in range(2, 64) if levels(b, slots) >= 1)
         raise ValueError(
             f"bits is {bits}; it must be at least {needed}, or the sum of the {slots} messages of "
-            f"{name}'s cohort could overflow."
+            f"{of} could overflow."
         )
     return largest

@@ -110,6 +110,7 @@ NAMED = [  # by the name of the setting, whatever the library calls it
         ["--robust-rule", "krum:9"],
         "robust_rule is 'krum:9': rule is 'krum:9', which needs a cohort",
     ),
+    (["--secure-bits", "2", "--secure-clip", "1"], "secure_bits is 2: bits is 2; it must be"),
     (["--compressor", "top_k:1.5"], "compressor is 'top_k:1.5'"),
     (["--partition", "dirichlet:0"], "partition is 'dirichlet:0'"),
     (["--concurrency", "12"], "concurrency is 12"),

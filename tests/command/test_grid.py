@@ -204,12 +204,19 @@ def test_what_a_grid_refuses(words, message, capsys):
     assert message in capsys.readouterr().err
 
 
-def test_a_method_that_refuses_a_wrapper_stops_the_grid_before_its_first_run(tmp_path, capsys):
+@pytest.mark.parametrize(
+    ("method", "message"),
+    [
+        ("gradma", "algorithm is gradma, whose server needs the delta of each client"),
+        ("fednova", "algorithm is fednova, whose server uses the number of local steps"),
+    ],
+)
+def test_a_method_that_refuses_a_wrapper_stops_the_grid_first(method, message, tmp_path, capsys):
     folder = tmp_path / "grid"
     private = ["--dp-clip-norm", "1", "--dp-noise-multiplier", "1"]
-    words = [*SMALL, "--algorithm", "fedavg", "gradma", *private, "--run-dir", str(folder)]
+    words = [*SMALL, "--algorithm", "fedavg", method, *private, "--run-dir", str(folder)]
     assert main(["run", *words]) == 2
-    assert "algorithm is gradma, whose server needs" in capsys.readouterr().err
+    assert message in capsys.readouterr().err
     assert not folder.exists()
 
 
