@@ -194,7 +194,8 @@ def tune(
         run, timed = computation_of(
             first, params, train, how, times, eval_every=step, lowering=lowering
         )
-        run.guarantees(timed)  # what no run could account for is refused
+        run.shapes(timed)  # a method that cannot start is refused before the first trial
+        run.guarantees(timed)  # and what no run could account for
         check_loss(run, timed)
         entrants[name] = rungs, run, timed
 

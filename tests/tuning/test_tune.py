@@ -674,3 +674,14 @@ def test_what_simulate_refuses_is_not_searched(more, private, message):
         build = functools.partial(noised(loss_fn), clip_norm=1.0, noise_multiplier=1.0, **private)
     with pytest.raises(ValueError, match=message):
         search({"one": build}, {"client_lr": (1e-3, 0.3)}, **more)
+
+
+def test_a_method_that_cannot_start_is_told_before_another_is_searched(tmp_path):
+    private = functools.partial(with_dp, clip_norm=1.0, noise_multiplier=1.0)
+    methods = {
+        name: lambda client_lr, make=make: private(make(loss_fn, client_lr=client_lr))
+        for name, make in (("one", algorithms.fedavg), ("two", algorithms.fednova))
+    }
+    with pytest.raises(ValueError, match="fednova, whose server uses the number of local steps"):
+        search(methods, {"client_lr": (1e-3, 0.3)}, run_dir=tmp_path / "search")
+    assert not (tmp_path / "search").exists()
