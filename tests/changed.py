@@ -51,8 +51,9 @@ COVERS = {
     "compressors/quantize compressors/sparsify",
     "compressors/test_wire": "compressors/sparsify",
     "data/test_chats": "data/conversations data/packing",
-    "data/test_cohort": "data/client_sampling data/example_order data/sampler data/uniform",
-    "data/test_devices": "data/clock",
+    "data/test_cohort": "data/client_sampling data/example_order data/local_work data/sampler "
+    "data/uniform",
+    "data/test_devices": "data/clock data/local_work",
     "data/test_times": "data/clock",
     "data/test_federated": "data/partition_plot",
     "data/test_image_sets": "data/cifar data/emnist data/image_folder",

@@ -15,7 +15,7 @@ Axes: N clients, S slots of the cohort, P periods of availability.
 import dataclasses
 import math
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -23,9 +23,8 @@ import numpy as np
 
 from fedjax_lab.checks import LARGEST_INT, check_choice, check_int, check_number
 from fedjax_lab.data.files import read_npz
-from fedjax_lab.data.sampler import RoundKeys
 from fedjax_lab.signatures import suggest_keywords
-from fedjax_lab.types import Key, Metrics
+from fedjax_lab.types import Key
 
 # Time that is exceeded by this share of it counts as met: 10 * 0.09 is more than 0.9 in binary, and
 # the share is four times the spacing of float32.
@@ -268,8 +267,8 @@ class ClientTimes:
                 f"{path} has the arrays {', '.join(sorted(arrays)) or 'none'}; there must be some "
                 f"of {', '.join(known)}, and no others."
             )
-        values: dict[str, Any] = {name: v[()] if v.ndim == 0 else v for name, v in arrays.items()}
-        return cls(**values, **others)
+        values: dict[str, Any] = {**arrays, **others}
+        return cls(**values)
 
     def take(self, ids: np.ndarray, num_clients: int) -> "ClientTimes":
         """Return the times of some clients, which are numbered from 0.
@@ -379,126 +378,6 @@ class RoundTimes:
             key = jax.random.fold_in(key, _PRESENT)
             row = jax.random.uniform(key, row.shape, jnp.float32) < row
         return row & (sizes > 0)
-
-
-class Asked(NamedTuple):
-    """The sampled clients of a round and their local steps, all int32 [S'].
-
-    Attributes:
-      ids: distinct; N in padded places.
-      known: the ids by which ``Devices`` know the clients.
-      planned: the steps that the schedule asks for.
-      steps: the local steps K_i.
-    """
-
-    ids: jax.Array
-    known: jax.Array
-    planned: jax.Array
-    steps: jax.Array
-
-    def in_time(self, times: "RoundTimes | None") -> jax.Array:
-        """Return which clients take a step and meet the deadline, bool [S'].
-
-        Args:
-          times: of the clients, or None.
-        """
-        found = (self.planned > 0) & (self.steps > 0)
-        if times is not None and times.most_steps is not None:
-            found = found & (self.steps <= times.most_steps[self.ids])
-        return found
-
-
-def steps_taken(
-    devices: Devices,
-    key: Key,
-    round: jax.Array,
-    client_ids: jax.Array,
-    planned: jax.Array,
-    most: int,
-) -> jax.Array:
-    """Compute the number of local steps of each client, int32 [S], from 0 to K.
-
-    Args:
-      devices: the clients' devices; a subclass may compute the steps.
-      round: int32 scalar, counted from 0.
-      client_ids: int32 [S], by which ``devices`` know the clients.
-      planned: int32 [S], the steps that the schedule asks for.
-
-    Raises:
-      ValueError: ``min_local_steps`` exceeds K, or a subclass of ``Devices`` returns no
-        integers [S].
-    """
-    if devices.min_local_steps is not None:
-        check_int("min_local_steps", devices.min_local_steps, minimum=1, maximum=most)
-    steps = jnp.asarray(devices.local_steps(key, round, client_ids, planned))
-    if not jnp.issubdtype(steps.dtype, jnp.integer) or steps.shape != client_ids.shape:
-        raise ValueError(
-            f"{type(devices).__name__}.local_steps returned {steps.dtype}{list(steps.shape)}; "
-            f"it must be integers {list(client_ids.shape)}, from 0 to {most}."
-        )
-    if type(devices).local_steps is Devices.local_steps:
-        return steps
-    return jnp.clip(steps, 0, most).astype(jnp.int32)
-
-
-def first_to_finish(
-    devices: Devices | None,
-    times: RoundTimes | None,
-    keys: RoundKeys,
-    asked: Asked,
-    num_clients: int,
-    slots: int,
-) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array, Metrics]:
-    """Select the clients that finish first, and compute how long the server waits.
-
-    The server waits until S clients (or all, if fewer) have reported; if that never happens,
-    until the deadline or the end of the time budget. Without either, the server knows which
-    clients have failed.
-
-    Args:
-      devices: dropouts, and the seconds of a step if there are no ``times``; None: none fails.
-      times: the seconds of steps and messages; None: messages take no time.
-      asked: the sampled clients; the server waits for none that is asked for no step.
-
-    Returns:
-      The ids of the cohort, int32 [S], in the order of sampling; their K_i; the simulated
-      seconds until each is done, float [S]; which ones take a step, do not fail and are in
-      time, bool [S]; and metrics of the round.
-
-    Raises:
-      ValueError: as ``check_devices``.
-    """
-    check_devices(times, devices)
-    client_ids, known, planned, steps = asked
-    is_client = (client_ids < num_clients) & (planned > 0)
-    reports = (client_ids < num_clients) & asked.in_time(times)
-    if devices is not None and (alive := devices.reports(keys.dropout, known)) is not None:
-        reports = reports & alive
-    if times is not None:
-        limit = times.deadline
-        seconds = steps * times.step_seconds[client_ids]
-        seconds = jnp.where(is_client, times.exchange_seconds[client_ids] + seconds, 0.0)
-    else:
-        assert devices is not None
-        limit = devices.time_budget
-        seconds = steps * devices.step_seconds(keys.run, known)
-        if limit is not None:  # a client that finishes no step is done at the end
-            seconds = jnp.where(steps > 0, jnp.minimum(seconds, limit), limit)
-    is_enough = reports.sum() >= jnp.minimum(is_client.sum(), slots)
-    if client_ids.shape[0] > slots:
-        order = jnp.argsort(jnp.where(reports, seconds, jnp.inf), stable=True)
-        first = jnp.sort(order[:slots])
-        client_ids, steps, seconds, reports = (
-            leaf[first] for leaf in (client_ids, steps, seconds, reports)
-        )
-    waited = jnp.where(reports, seconds, 0.0).max()
-    if limit is not None:
-        waited = jnp.where(is_enough, jnp.minimum(waited, limit), limit)
-    measured = {"round_seconds": waited}
-    if times is not None:
-        dropped = is_client.sum() - reports.sum()
-        measured["dropped_clients"] = dropped.astype(seconds.dtype)
-    return client_ids, steps, seconds, reports, measured
 
 
 def check_devices(times: ClientTimes | RoundTimes | None, devices: Devices | None) -> None:

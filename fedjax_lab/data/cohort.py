@@ -28,13 +28,13 @@ from fedjax_lab.checks import (
     is_traced,
 )
 from fedjax_lab.data.client_sampling import SAMPLINGS, CohortSampler, own_cohort, sample_cohort
-from fedjax_lab.data.clock import PLAIN, Asked, Devices, first_to_finish, steps_taken
+from fedjax_lab.data.clock import PLAIN, Devices
 from fedjax_lab.data.dtypes import to_device
-from fedjax_lab.data.example_order import WORDS, shuffled
 from fedjax_lab.data.federated import FederatedArrays, PartitionInfo
+from fedjax_lab.data.local_work import LocalWork
 from fedjax_lab.data.sampler import check_key, round_keys
 from fedjax_lab.data.streams import AnyClients, check_clients, check_resident, replace_index
-from fedjax_lab.machine.keys import below, bits_at, compact, plain, threefry
+from fedjax_lab.machine.keys import compact, plain, threefry
 from fedjax_lab.signatures import (
     complete_doc,
     described,
@@ -160,19 +160,17 @@ class Schedule(NamedTuple):
         Raises:
           TypeError, ValueError: an array of local steps, epochs or weights is invalid.
         """
-        arrays = {name: getattr(self, name) for name in _WORK if _is_array(getattr(self, name))}
-        constants = self.client_constants
+        constants, weights = self.client_constants, self.weights
         if constants is not None:
             constants = check_constants(constants, num_clients)
             constants = jax.tree.map(lambda leaf: leaf[ids], constants)
-        weights = self.weights
         if _is_array(weights):
             weights = _check_weights(weights, num_clients)[ids]
-        return self._replace(
-            weights=weights,
-            **{name: check_counts(name, v, num_clients)[ids] for name, v in arrays.items()},
-            client_constants=constants,
-        )
+        work = {name: getattr(self, name) for name in _WORK}
+        for name, value in work.items():
+            if _is_array(value):
+                work[name] = check_counts(name, value, num_clients)[ids]
+        return self._replace(weights=weights, client_constants=constants, **work)
 
     def bind(self, clients: AnyClients) -> tuple["Schedule", AnyClients]:
         """Attach the arrays with values of each client to the clients.
@@ -192,19 +190,17 @@ class Schedule(NamedTuple):
             the numbers of steps are unknown, because they are traced; weights are no finite
             numbers from 0, one of them positive; or as ``check_constants``.
         """
-        schedule, count = self, clients.num_clients
+        schedule, arrays, count = self, {}, clients.num_clients
         if _is_array(self.weights):
-            clients = replace_index(clients, weights=_check_weights(self.weights, count))
+            arrays["weights"] = _check_weights(self.weights, count)
             schedule = schedule._replace(weights=None)
         if self.client_constants is not None:
-            constants = check_constants(self.client_constants, count)
-            clients = replace_index(clients, constants=constants)
+            arrays["constants"] = check_constants(self.client_constants, count)
             schedule = schedule._replace(client_constants=None)
         if any(_is_array(getattr(self, name)) for name in _WORK):
-            most, steps = self._steps_of_each(clients)
-            clients = replace_index(clients, local_steps=steps)
+            most, arrays["local_steps"] = self._steps_of_each(clients)
             schedule = schedule._replace(local_steps=most, local_epochs=None)
-        return schedule, clients
+        return schedule, replace_index(clients, **arrays) if arrays else clients
 
     def _steps_of_each(self, clients: AnyClients) -> tuple[int, jax.Array]:
         """Compute (the largest number of local steps; those of each client, int32 [N])."""
@@ -245,16 +241,9 @@ class Schedule(NamedTuple):
         Raises:
           ValueError: as in ``draw_batch``.
         """
-        smallest, largest = clients.min_size, clients.max_size
-        if not self.full_examples:
-            work = _work(self, clients)
-            if self.local_epochs is None:
-                longest = work.num_steps * work.batch_size
-                smallest, largest = (longest, longest) if work.is_full else (1, 2)
-            else:
-                largest = work.num_steps // self.local_epochs * work.batch_size
-                partly = largest - work.batch_size + 1 if work.is_equal else 1
-                smallest = largest if work.is_full else partly
+        smallest, largest = self._work(clients).sizes_alike()
+        if self.full_examples:
+            smallest, largest = clients.min_size, clients.max_size
         return dataclasses.replace(
             clients,
             partition=PartitionInfo("", 0, ""),
@@ -278,38 +267,29 @@ class Schedule(NamedTuple):
         Raises:
           TypeError, ValueError: as in ``draw_batch``.
         """
-        work = _work(self, clients)
+        work, num_clients = self._work(clients), clients.num_clients
         round = jnp.asarray(round, jnp.int32)
         keys = round_keys(compact(threefry(key)), round)
-        devices, times = self.devices, clients.times
         ids, slots, expected, measured = sample_cohort(
             keys, clients, round, self.cohort_size, self.sampling, self.sample_cohort
         )
-        has_empty_slots = SAMPLINGS[self.sampling].pads or times is not None
-        participates = ids < clients.num_clients if has_empty_slots else None
-        num_steps = None if work.is_equal else _planned(self, clients, work, ids)
-        seconds = None
-        if devices is not None or times is not None:
-            asked = self._asked(clients, work, keys.run, round, ids)
-            ids, steps, seconds, participates, spent = first_to_finish(
-                devices, times, keys, asked, clients.num_clients, slots
-            )
+        has_empty_slots = SAMPLINGS[self.sampling].pads or clients.times is not None
+        participates = ids < num_clients if has_empty_slots else None
+        asked = work.ask(keys, round, ids)
+        steps, seconds = asked.steps, None
+        if self.devices is not None or clients.times is not None:
+            ids, steps, seconds, participates, spent = work.first_to_finish(keys, asked, slots)
             measured = {**measured, **spent}
-            if num_steps is not None or devices is not None:
-                num_steps = steps
+        num_steps = None if work.is_equal and self.devices is None else steps
         if expected is not None:
-            expected = expected * self._able(clients, work, keys.run, round)
+            expected = expected * work.expected_share(keys, round)
         holders = ids
         if has_empty_slots:  # a padded slot reads what a client of the cohort does, or anyone
             someone = 0 if clients.nonempty is None else clients.nonempty[0]
-            someone = jnp.where(ids.min() < clients.num_clients, ids.min(), someone)
-            holders = jnp.where(ids < clients.num_clients, ids, someone)
+            someone = jnp.where(ids.min() < num_clients, ids.min(), someone)
+            holders = jnp.where(ids < num_clients, ids, someone)
         starts, sizes = clients.starts[holders], clients.sizes[holders]
-        places, is_real = _positions(keys.order, holders, sizes, work, self.replace)
-        if num_steps is not None:
-            is_taken = jnp.arange(work.num_steps, dtype=jnp.int32)[None, :] < num_steps[:, None]
-            is_real = is_real & is_taken[..., None]
-        is_masked = not (work.is_equal if self.replace else work.is_full)
+        places, example_mask = work.mini_batches(keys.order, holders, sizes, num_steps)
         full_examples = full_mask = None
         if self.full_examples:
             place = jnp.arange(clients.max_size, dtype=jnp.int32)[None, :]
@@ -322,7 +302,7 @@ class Schedule(NamedTuple):
             round=round,
             full_examples=full_examples,
             full_mask=full_mask,
-            example_mask=is_real if is_masked else None,
+            example_mask=example_mask,
             num_steps=num_steps,
             weights=self._weights(clients, holders, sizes),
             participates=participates,
@@ -341,32 +321,26 @@ class Schedule(NamedTuple):
             return clients.weights[holders]
         return sizes.astype(jnp.float32) if self.weights == "examples" else None
 
-    def _asked(
-        self,
-        clients: FederatedArrays,
-        work: "_Work",
-        key: Key,
-        round: jax.Array,
-        ids: jax.Array,
-    ) -> Asked:
-        """Compute the local steps of clients."""
-        planned = steps = _planned(self, clients, work, ids)
-        known = ids if clients.numbers is None else clients.numbers[ids]
-        if self.devices is not None:
-            steps = steps_taken(self.devices, key, round, known, planned, work.num_steps)
-        return Asked(ids, known, planned, steps)
-
-    def _able(
-        self, clients: FederatedArrays, work: "_Work", key: Key, round: jax.Array
-    ) -> jax.Array | float:
-        """Compute the expected share of the clients with data that can take part in a round."""
-        if clients.local_steps is None and clients.times is None and self.devices is None:
-            return 1.0
-        everyone = jnp.arange(clients.num_clients, dtype=jnp.int32)
-        ids = everyone if clients.nonempty is None else clients.nonempty
-        late = 1 - self._asked(clients, work, key, round, ids).in_time(clients.times)
-        dropout = 0.0 if self.devices is None else self.devices.dropout
-        return (1 - late.mean()) * (1 - dropout)  # exactly 1 if all can
+    def _work(self, clients: FederatedArrays) -> LocalWork:
+        """Check all options but the cohort's, and return the local work of a round."""
+        if clients.weights is None and str(self.weights) not in _WEIGHTS:
+            raise ValueError(
+                f"weights is {self.weights!r}; it must be one of examples, uniform, or an array "
+                f"with the weight of each client.{did_you_mean(str(self.weights), _WEIGHTS)}"
+            )
+        check_choice("sampling", self.sampling, SAMPLINGS)
+        if self.sampling != "without_replacement" and self.sample_cohort is not None:
+            raise ValueError(
+                f"sampling is {self.sampling!r} and sample_cohort is set; omit one of them."
+            )
+        return LocalWork.of(
+            clients,
+            self.devices,
+            self.replace,
+            self.batch_size,
+            self.local_steps,
+            self.local_epochs,
+        )
 
     def with_gradients(self, count: int) -> "Schedule":
         """Return the schedule whose devices take longer for a local step.
@@ -485,7 +459,6 @@ def draw_batch(
     how, clients = Schedule.of("draw_batch", schedule).bind(clients)
     if is_traced((clients, key, round)):
         return how.draw(clients, key, round)
-    _work(how, clients)
     read, ids = how.read_in_rounds(clients), None
     if how.sample_cohort is not None:  # not part of the program: a new function is no new program
         own_key = _cohort_key(key, round)
@@ -511,84 +484,6 @@ def _drawn(schedule: Schedule, clients, key, round, ids) -> CohortBatch:
 @jax.jit
 def _cohort_key(key: Key, round: jax.Array) -> Key:
     return round_keys(compact(threefry(key)), round).cohort
-
-
-class _Work(NamedTuple):
-    """The local work of a round, as far as it is known before a cohort is drawn.
-
-    Attributes:
-      batch_size: B.
-      num_steps: K.
-      is_equal: whether each client takes K steps, unless devices or times say otherwise.
-      is_full: whether no mini-batch without replacement has masked places.
-    """
-
-    batch_size: int
-    num_steps: int
-    is_equal: bool
-    is_full: bool
-
-
-def _work(schedule: Schedule, clients: FederatedArrays) -> _Work:
-    """Check a schedule's options but the cohort's, and compute the local work."""
-    local_steps, local_epochs = schedule.local_steps, schedule.local_epochs
-    batch_size = check_int("batch_size", schedule.batch_size, minimum=1, maximum=LARGEST_INT)
-    if (local_steps is None) == (local_epochs is None):
-        raise ValueError(
-            f"local_steps is {local_steps} and local_epochs {local_epochs}; set exactly one."
-        )
-    if clients.weights is None and str(schedule.weights) not in _WEIGHTS:
-        raise ValueError(
-            f"weights is {schedule.weights!r}; it must be one of examples, uniform, or an array "
-            f"with the weight of each client.{did_you_mean(str(schedule.weights), _WEIGHTS)}"
-        )
-    check_choice("sampling", schedule.sampling, SAMPLINGS)
-    if schedule.sampling != "without_replacement" and schedule.sample_cohort is not None:
-        raise ValueError(
-            f"sampling is {schedule.sampling!r} and sample_cohort is set; omit one of them."
-        )
-    fewest, most = -(-clients.min_size // batch_size), -(-clients.max_size // batch_size)
-    divides = clients.min_size == clients.max_size and clients.max_size % batch_size == 0
-    if local_steps is not None:
-        num_steps = check_int("local_steps", local_steps, minimum=1, maximum=LARGEST_INT)
-        is_full = divides or clients.min_size >= num_steps * batch_size
-        return _Work(batch_size, num_steps, clients.local_steps is None, is_full)
-    epochs = check_int("local_epochs", local_epochs, minimum=1, maximum=LARGEST_INT // most)
-    return _Work(batch_size, epochs * most, fewest == most, divides)
-
-
-def _planned(
-    schedule: Schedule, clients: FederatedArrays, work: _Work, ids: jax.Array
-) -> jax.Array:
-    """Compute the local steps that the schedule asks for, int32 [S]."""
-    if clients.local_steps is not None:
-        return clients.local_steps[ids]
-    if work.is_equal:
-        return jnp.full(ids.shape, work.num_steps, jnp.int32)
-    passes = (clients.sizes[ids] + work.batch_size - 1) // work.batch_size
-    return schedule.local_epochs * passes
-
-
-def _positions(
-    order_key: Key, ids: jax.Array, sizes: jax.Array, work: _Work, replace: bool
-) -> tuple[jax.Array, jax.Array]:
-    """Compute positions of the mini-batches in the clients' lists, [S, K, B], and their mask."""
-    batch_size, steps = work.batch_size, jnp.arange(work.num_steps, dtype=jnp.int32)
-    # All bits of a round in one block: keys folded by client, pass and step compile for longer.
-    places = jnp.arange(batch_size, dtype=jnp.int32)[None, None]
-    if replace:
-        bits = bits_at(order_key, ids[:, None, None], steps[None, :, None] * batch_size + places)
-        drawn = below(bits, sizes[:, None, None])
-        return drawn, jnp.ones(drawn.shape, bool)
-    per_pass = ((sizes + batch_size - 1) // batch_size)[:, None]
-    steps, per_pass = jnp.broadcast_arrays(steps[None], per_pass)
-    passes = jax.lax.div(steps, per_pass)
-    first = (steps - passes * per_pass) * batch_size
-    place = first[..., None] + places
-    real = place < sizes[:, None, None]
-    numbers = passes[..., None] * WORDS + jnp.arange(WORDS)[None, None]
-    words = bits_at(order_key, ids[:, None, None], numbers)
-    return shuffled(words, jnp.where(real, place, 0), sizes), real
 
 
 def _held(clients: FederatedArrays, places: jax.Array) -> jax.Array:

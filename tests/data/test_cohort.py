@@ -12,7 +12,7 @@ import pytest
 from scipy import stats
 
 from fedjax_lab import data
-from fedjax_lab.data import cohort
+from fedjax_lab.data import cohort, local_work
 from fedjax_lab.data.example_order import WORDS, shuffled
 from fedjax_lab.data.uniform import _floyd, _redrawn
 from tests.tiers import few
@@ -363,7 +363,7 @@ def test_masks_are_left_out_where_they_are_not_needed(
     monkeypatch, sizes, settings, masked, counted
 ):
     # The order of the examples does not matter here; without it the programs are small.
-    monkeypatch.setattr(cohort, "shuffled", lambda words, positions, size: positions)
+    monkeypatch.setattr(local_work, "shuffled", lambda words, positions, size: positions)
     clients, _ = federation(sizes)
 
     def in_order(clients):

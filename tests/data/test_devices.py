@@ -1,6 +1,7 @@
 """Unequal local steps, time budgets and drop-outs: their laws, and what they cost."""
 
 from decimal import Decimal
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -10,8 +11,8 @@ from scipy import stats
 
 from fedjax_lab import FedState, algorithms, build_round, data, simulate
 from fedjax_lab.data import Devices
-from fedjax_lab.data.clock import Asked, first_to_finish
 from fedjax_lab.data.cohort import Schedule
+from fedjax_lab.data.local_work import Asked, LocalWork
 from fedjax_lab.data.sampler import round_keys
 from tests.algorithms.problem import initial_params, loss_fn
 from tests.tiers import few
@@ -23,6 +24,13 @@ KEY = jax.random.key(3)
 def steps(devices, planned=10, round=0, ids=IDS):
     local_steps = jax.jit(devices.local_steps)
     return np.asarray(local_steps(KEY, np.int32(round), ids, np.full(ids.shape, planned, np.int32)))
+
+
+def finish(devices, keys, asked, num_clients, slots):
+    """What ``LocalWork`` makes of these answers of clients without times."""
+    clients = SimpleNamespace(num_clients=num_clients, times=None)
+    work = LocalWork(clients, devices, replace=False, batch_size=1, num_steps=12, epochs=None)
+    return work.first_to_finish(keys, asked, slots)
 
 
 def test_step_numbers_are_uniform_and_drawn_anew():
@@ -58,7 +66,7 @@ def test_round_seconds():
     def run(taken, num_clients):
         def wait(devices, n, taken=taken, num_clients=3):
             asked = Asked(ids[:n], ids[:n], jnp.full_like(taken, 12)[:n], taken[:n])
-            *_, measured = first_to_finish(devices, None, keys, asked, num_clients, n)
+            *_, measured = finish(devices, keys, asked, num_clients, n)
             return measured["round_seconds"]
 
         padded = wait(devices, 3, taken.at[1:].set(0), num_clients)
@@ -76,7 +84,7 @@ def test_the_server_waits_for_clients_that_fail_only_if_there_is_a_budget():
     keys, asked = round_keys(KEY, 0), Asked(ids, ids, taken, taken)
     for budget in (None, 60.0):
         devices = Devices(time_budget=budget, step_time=0.5, dropout=0.5)
-        *_, reports, measured = first_to_finish(devices, None, keys, asked, 64, 64)
+        *_, reports, measured = finish(devices, keys, asked, 64, 64)
         came = np.asarray(devices.reports(keys.dropout, ids))
         np.testing.assert_array_equal(reports, came)
         assert 0 < came.sum() < 64
