@@ -188,30 +188,28 @@ class Checkpoints:
         self, read: Callable[[int], Any], is_wanted: Callable[[int], bool] = lambda round: True
     ) -> tuple[int, Any, dict[str, Any]]:
         """Return (round, result of ``read``, meta) of the last wanted and intact checkpoint."""
-        for look in range(_LOOKS):
-            rounds = [round for round in self.rounds() if is_wanted(round)]
-            if not rounds:
-                raise FileNotFoundError(f"there is no checkpoint in {self._directory}.")
-            damage = ""
-            for round in rounds:
-                try:
-                    found, meta = read(round)
-                except _DamagedError as error:
-                    if look + 1 < _LOOKS and self._is_out_of_date():
-                        break  # it was replaced by a newer one
-                    damage = damage or str(error)
-                    continue
-                if damage:
-                    message = f"{damage} The last intact checkpoint is that of round {round}."
-                    warn(message)
-                return round, found, meta
-            else:
-                break
-            _listed(self._manager.reload)
-        raise ValueError(
-            f"{damage} No other checkpoint is intact: delete {self._directory} to begin again, "
-            "or choose another run_dir."
-        )
+        looks = 1
+        damage: list[str] = []  # what is wrong with the newest ones
+        while rounds := [round for round in self.rounds() if is_wanted(round)]:
+            if len(damage) == len(rounds):
+                raise ValueError(
+                    f"{damage[0]} No other checkpoint is intact: delete {self._directory} to begin "
+                    "again, or choose another run_dir."
+                )
+            round = rounds[len(damage)]
+            try:
+                found, meta = read(round)
+            except _DamagedError as error:
+                if looks < _LOOKS and self._is_out_of_date():  # it was replaced by a newer one
+                    _listed(self._manager.reload)
+                    looks, damage = looks + 1, []
+                else:
+                    damage.append(str(error))
+                continue
+            if damage:
+                warn(f"{damage[0]} The last intact checkpoint is that of round {round}.")
+            return round, found, meta
+        raise FileNotFoundError(f"there is no checkpoint in {self._directory}.")
 
     def _is_out_of_date(self) -> bool:
         """Return True if the checkpoints on disk have changed, because a run continues."""
