@@ -152,8 +152,8 @@ def content_of(array: np.ndarray) -> str:
 
 
 def _write_parts(folder: Path, parts: Iterator[Any], opened: contextlib.ExitStack) -> None:
-    description, first, count = None, None, 0
     files: list[_LeafFile] = []
+    first, count = None, 0
     for part in parts:
         structure = _described(part, itertools.count())
         leaves = [np.asanyarray(leaf) for leaf in jax.tree.leaves(part)]
@@ -161,26 +161,25 @@ def _write_parts(folder: Path, parts: Iterator[Any], opened: contextlib.ExitStac
         dtypes = [stored_dtype("examples", leaf) for leaf in leaves]
         kinds = [(str(kind), leaf.shape[1:]) for kind, leaf in zip(dtypes, leaves, strict=True)]
         if first is None:
-            description, first = structure, kinds
-            for name, dtype, (_, shape) in zip(
-                _names(structure, len(leaves)), dtypes, kinds, strict=True
-            ):
-                path = folder / f"{name}.npy"
-                files.append(_LeafFile(opened.enter_context(path.open("wb")), dtype, shape))
-        elif (structure, kinds) != (description, first):
+            first = structure, kinds
+            names = _names(structure, len(leaves))
+            for name, dtype, leaf in zip(names, dtypes, leaves, strict=True):
+                file = opened.enter_context((folder / f"{name}.npy").open("wb"))
+                files.append(_LeafFile(file, dtype, leaf.shape[1:]))
+        elif (structure, kinds) != first:
             raise ValueError(
-                f"examples has a part {structure} with {kinds}; the first one is {description} "
-                f"with {first}, and all must have the same structure, shapes and dtypes."
+                f"examples has a part {structure} with {kinds}; the first one is {first[0]} with "
+                f"{first[1]}, and all must have the same structure, shapes and dtypes."
             )
-        for file, leaf in zip(files, leaves, strict=True):
-            file.add(leaf)
+        for leaf_file, leaf in zip(files, leaves, strict=True):
+            leaf_file.add(leaf)
         count += length
     if not count or first is None:
         raise ValueError("examples is empty; there must be at least one.")
-    for file in files:
-        file.finish()
-    names = [file.path.stem for file in files]
-    kept = [[name, *kind] for name, kind in zip(names, first, strict=True)]
+    for leaf_file in files:
+        leaf_file.finish()
+    description, kinds = first
+    kept = [[one.path.stem, *kind] for one, kind in zip(files, kinds, strict=True)]
     content = {"version": _VERSION, "examples": count, "leaves": kept, "tree": description}
     write_text(folder / DESCRIPTION, json.dumps(content))
 

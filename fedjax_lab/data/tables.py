@@ -20,6 +20,7 @@ from fedjax_lab.data.files import read_parquet
 from fedjax_lab.machine.extras import imported
 
 FILES = (".csv", ".tsv", ".parquet")
+_FRAMES = ("pandas", "polars", "pyarrow", "modin")  # packages
 
 _ALLOWED = (
     "a data frame of pandas or polars, an Arrow table, a Dataset of Hugging Face, a path to a file "
@@ -72,14 +73,15 @@ class Table:
         if self._path is not None:
             table = _read_file(self._path)
         self._csv = table if isinstance(table, CsvFile) else None
-        # A mapping, or an object with column_names and indexing by name.
-        self._plain = self._csv is None and not _is_frame(table) and hasattr(table, "__getitem__")
-        if self._plain:
-            self._frame = table
+        # narwhals can read it.
+        self._is_frame = type(table).__module__.partition(".")[0] in _FRAMES
+        self._table = _as_frame(table) if self._is_frame else table
+        if self._is_frame or self._csv is not None:
+            columns = self._table.columns
+        elif hasattr(table, "__getitem__"):  # a mapping, or with column_names and indexing by name
             columns = getattr(table, "column_names", None) or getattr(table, "keys", list)()
         else:
-            self._frame = table if self._csv is not None else _as_frame(table)
-            columns = self._frame.columns
+            raise TypeError(f"table is a {type(table).__name__}; it must be {_ALLOWED}.")
         self.columns = list(columns)
         if not self.columns:
             raise TypeError(f"table is a {type(table).__name__} without columns; pass {_ALLOWED}.")
@@ -177,7 +179,7 @@ class Table:
             return Column(self._csv.text(place), {})
         about, marks = f"{argument}: the column {name!r}", {}
         with errors_about(f"{about} is no array", ValueError):  # rows of several shapes
-            found = self._frame[name] if self._plain else _of_series(self._frame[:, place])
+            found = _of_series(self._table[:, place]) if self._is_frame else self._table[name]
             array = _as_array(found)
         if array.dtype == object:
             array, rows = _one_kind(about, array)
@@ -323,14 +325,7 @@ def _read_file(path: Path) -> Any:
     return read_parquet("table", path) if path.suffix.lower() == ".parquet" else CsvFile(path)
 
 
-def _is_frame(table: Any) -> bool:
-    """Return True if narwhals can read the table."""
-    return type(table).__module__.partition(".")[0] in ("pandas", "polars", "pyarrow", "modin")
-
-
 def _as_frame(table: Any) -> Any:
-    if not _is_frame(table):
-        raise TypeError(f"table is a {type(table).__name__}; it must be {_ALLOWED}.")
     needs = f"table is a {type(table).__name__}, which needs narwhals"
     narwhals = imported("narwhals", needs, "tables")
     try:
