@@ -26,17 +26,28 @@ class Difference(NamedTuple):
 
     Attributes:
       estimate: mean and 95 % interval (Student's t) over the common seeds.
-      p: p-value of the two-sided paired t-test; NaN for a single seed.
     """
 
     estimate: Estimate
-    p: float
 
     @property
     def within_noise(self) -> bool:
         """True if the interval contains 0."""
         half_width = self.estimate.half_width
         return half_width is not None and abs(self.estimate.mean) <= half_width
+
+    @property
+    def p(self) -> float:
+        """p-value of the two-sided paired t-test; NaN for a single seed."""
+        from scipy.special import stdtr
+
+        mean, half_width, n = self.estimate
+        if half_width is None or math.isnan(mean):
+            return math.nan
+        if half_width == 0:
+            return 1.0 if mean == 0 else 0.0
+        t = abs(mean) / half_width * standard_errors(n)
+        return float(2 * stdtr(n - 1, -t))
 
 
 def paired_difference(
@@ -49,21 +60,7 @@ def paired_difference(
     first = {what_is_drawn(run): measure(run) for run in better.runs}
     second = {what_is_drawn(run): measure(run) for run in worse.runs}
     differences = [first[key] - second[key] for key in first if key in second]
-    if not differences:
-        return None
-    found = estimate(differences)
-    return Difference(found, _p_value(found))
-
-
-def _p_value(found: Estimate) -> float:
-    from scipy.special import stdtr
-
-    if found.half_width is None or math.isnan(found.mean):
-        return math.nan
-    if found.half_width == 0:
-        return 1.0 if found.mean == 0 else 0.0
-    t = abs(found.mean) / found.half_width * standard_errors(found.n)
-    return float(2 * stdtr(found.n - 1, -t))
+    return Difference(estimate(differences)) if differences else None
 
 
 def best_group(groups: Sequence[Group], measure: Callable[[Run], float]) -> Group | None:
