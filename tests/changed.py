@@ -80,7 +80,7 @@ COVERS = {
     "report/test_figures": "report/curves report/partition_figure report/style report/surfaces",
     "report/test_hostile_names": "markdown",
     "report/test_reading": "report/runs",
-    "report/test_report": "report/statistics report/tables report/write",
+    "report/test_report": "report/cells report/statistics report/tables report/write",
     "report/test_sections": "report/csv_text report/formats",
     "report/test_settings": "report/pivot report/settings_table",
     "simulation/test_client_constants": "clients/store simulation/placement",

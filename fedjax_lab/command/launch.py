@@ -25,11 +25,11 @@ from fedjax_lab.machine.atomic_files import new_file
 from fedjax_lab.machine.json_file import read_json
 from fedjax_lab.machine.program_cache import keep_by_default
 from fedjax_lab.report import Run, load_runs
+from fedjax_lab.report.cells import seed_table
 from fedjax_lab.report.runs import with_own
 from fedjax_lab.report.sections import known_score
 from fedjax_lab.report.settings import SETTINGS
 from fedjax_lab.report.statistics import number
-from fedjax_lab.report.tables import seed_table
 from fedjax_lab.report.write import report_of
 from fedjax_lab.simulation.history import SimulationResult
 from fedjax_lab.simulation.processes import Processes

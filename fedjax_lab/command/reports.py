@@ -7,10 +7,10 @@ from fedjax_lab.command.screen import file_to_write, print_rows
 from fedjax_lab.machine.atomic_files import write_text
 from fedjax_lab.markdown import Cells
 from fedjax_lab.report import load_runs
+from fedjax_lab.report.cells import accuracy_table
 from fedjax_lab.report.formats import format_report
 from fedjax_lab.report.pivot import notes, score_rows
 from fedjax_lab.report.statistics import UNKNOWN
-from fedjax_lab.report.tables import accuracy_table
 from fedjax_lab.report.write import Report, report_of, write_pages
 
 

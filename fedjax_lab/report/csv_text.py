@@ -8,12 +8,12 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from fedjax_lab.estimates import Estimate, estimate
+from fedjax_lab.report.cells import measures
 from fedjax_lab.report.distribution import client_scores
 from fedjax_lab.report.pivot import METHOD, Pivot
 from fedjax_lab.report.runs import Group
 from fedjax_lab.report.sections import Section, runs_of, tail_of
 from fedjax_lab.report.settings import names_that_differ, show
-from fedjax_lab.report.tables import measures
 
 _ABOUT = ("method", "settings", "dataset", "rounds")  # columns of ``_about``
 # Columns of metrics.jsonl whose last values are also lines of the CSV.
@@ -75,19 +75,16 @@ def clients_csv(sections: Sequence[Section]) -> str:
     return _csv([*_ABOUT, "run", "seed", "client", "examples", "metric", "value"], lines)
 
 
-def _columns(section: Section) -> tuple[Any, ...]:
-    return section.dataset, section.rounds, section.setting
-
-
-def _task(section: Section) -> dict[str, Any]:
-    data = runs_of(section.groups)[0].settings.get("data_hash")
-    return {"metric": section.score.metric, "data": data}
-
-
 def _about(sections: Sequence[Section], section: Section, group: Group) -> list[str]:
     """Return method, settings that differ, data set and number of rounds of a group."""
-    alike = [_task(one) for one in sections if _columns(one) == _columns(section)]
-    told = section.setting | {name: _task(section)[name] for name in names_that_differ(alike)}
+
+    def task(one: Section) -> dict[str, Any]:
+        data = one.groups[0].runs[0].settings.get("data_hash")
+        return {"metric": one.score.metric, "data": data}
+
+    columns = section.dataset, section.rounds, section.setting
+    alike = [task(one) for one in sections if (one.dataset, one.rounds, one.setting) == columns]
+    told = section.setting | {name: task(section)[name] for name in names_that_differ(alike)}
     setting = [f"{name}={show(value)}" for name, value in told.items()]
     differs = ", ".join([*setting, *([group.differs] if group.differs else [])])
     return [group.runs[0].algorithm, differs, section.dataset, str(section.rounds)]

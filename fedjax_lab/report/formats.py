@@ -7,13 +7,14 @@ from pathlib import Path
 from fedjax_lab.checks import check_choice
 from fedjax_lab.estimates import NOTHING
 from fedjax_lab.markdown import Cells
+from fedjax_lab.report.cells import UNSOLVED, accuracy_table
 from fedjax_lab.report.csv_text import pivots_csv, runs_csv
 from fedjax_lab.report.html import html_page
 from fedjax_lab.report.paired import NOISE
 from fedjax_lab.report.pivot import Pivot, explanation, pivot_text, score_rows, target_rows
 from fedjax_lab.report.runs import load_runs
 from fedjax_lab.report.statistics import UNKNOWN
-from fedjax_lab.report.tables import UNSOLVED, accuracy_table, report_text
+from fedjax_lab.report.tables import report_text
 from fedjax_lab.report.write import report_of, write_pages
 
 _BOLD = "\0"  # before the text of a cell in bold type; no text has it

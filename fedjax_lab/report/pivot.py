@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from fedjax_lab.checks import check_choice
 from fedjax_lab.estimates import NOTHING, Estimate, estimate, format_estimate
 from fedjax_lab.markdown import Cells, inert, markdown_table, printable
+from fedjax_lab.report.cells import UNSOLVED, worst_residual
 from fedjax_lab.report.paired import NOISE, compare_with_best
 from fedjax_lab.report.runs import Group, Run
 from fedjax_lab.report.sections import Section, runs_of, score_of, setting_of, tail_of
@@ -23,13 +24,7 @@ from fedjax_lab.report.settings import (
     shown_parts,
 )
 from fedjax_lab.report.statistics import UNKNOWN, Score, number, reach
-from fedjax_lab.report.tables import (
-    OWN_MODELS,
-    UNSOLVED,
-    UNSOLVED_NOTE,
-    default_target,
-    worst_residual,
-)
+from fedjax_lab.report.tables import OWN_MODELS, UNSOLVED_NOTE, default_target
 
 METHOD, DATASET, ROUNDS = "method", "dataset", "rounds"
 # Settings of which each value has data of its own.
@@ -312,19 +307,14 @@ def pivot_text(pivots: Sequence[Pivot], level: int = 2) -> str:
     for pivot in pivots:
         parts += [f"{mark} {inert(pivot.title)}"] if pivot.title else []
         parts += [_shown(score_rows(pivot, lambda text: f"**{text}**"))]
-        parts += [_merged(pivot)] if pivot.merged else []
+        if pivot.merged:
+            differ = (f"{inert(m)}: {', '.join(map(inert, n))}" for m, n in pivot.merged.items())
+            parts += [f"Hyperparameters that differ between the settings: {'; '.join(differ)}."]
         rounds = target_rows(pivot)
         if rounds is not None:
             parts += ["Rounds until the setting's target, which stands beside its name:"]
             parts += [_shown(rounds)]
     return "\n\n".join(parts) + "\n"
-
-
-def _merged(pivot: Pivot) -> str:
-    said = "; ".join(
-        f"{inert(name)}: {', '.join(map(inert, names))}" for name, names in pivot.merged.items()
-    )
-    return f"Hyperparameters that differ between the settings: {said}."
 
 
 def explanation(pivots: Sequence[Pivot]) -> str:

@@ -1,4 +1,4 @@
-"""Typed readers of a run directory's files; errors name the damaged file."""
+"""Reads the files of a run directory; errors name the damaged file."""
 
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
@@ -6,8 +6,17 @@ from pathlib import Path
 from typing import Any
 
 from fedjax_lab.machine.json_file import Kinds, no_numbers, read_json, shown
+from fedjax_lab.report.statistics import ACCURACY, ERROR, PERPLEXITY
 from fedjax_lab.storage.rows import read_metrics
-from fedjax_lab.storage.run_dir import CONFIG, METRICS, differences, read_config
+from fedjax_lab.storage.run_dir import (
+    CLIENTS,
+    CONFIG,
+    METRICS,
+    SUMMARY,
+    TIMES,
+    differences,
+    read_config,
+)
 from fedjax_lab.storage.saved_run import load_run
 
 # Of config.json, besides what a simulation reads; a dot leads into an object.
@@ -29,7 +38,65 @@ _OF_PARTITION = {
     **dict.fromkeys(("spec", "hash"), str | None),
     **{"seed": int | None, "label_histogram": list | None, "names": list | None},
 }
+LANDSCAPE = "landscape.json"
 _OF_LANDSCAPE = dict.fromkeys(("eigenvalues", "offsets", "losses"), list | None)
+DIVERGED = "diverged"
+# Names, or their beginnings, of what a run that diverged has none of.
+_SCORES = (
+    *(ACCURACY, ERROR, PERPLEXITY, "test_loss", "personal_", "client_test_", "worst_10_percent_"),
+    *(f"client_{ACCURACY}", f"client_{ERROR}"),
+)
+
+
+def read_run(
+    path: Path, metric: str | None
+) -> tuple[dict[str, Any], list[dict[str, Any]], dict[str, Any], dict[str, Any]]:
+    """Read (config.json, rows of all .jsonl files, summary.json, landscape.json) of a run.
+
+    A run that diverged has null for scores, also before its end.
+
+    Args:
+      metric: name of a score besides the known ones; None: there is no other.
+
+    Raises:
+      ValueError: a file is damaged, or differs from the last checkpoint; or the run has no
+        evaluation yet.
+    """
+    config = read_config(path, _REQUIRED, _OPTIONAL)
+    if not config["algorithm"].isprintable():
+        said = shown(config["algorithm"])
+        raise ValueError(f"{path / CONFIG}: 'algorithm' is {said}; not printable.")
+    rows = _checked_rows(path, config["rounds"])
+    summary, landscape = read_summary(path / SUMMARY), read_landscape(path / LANDSCAPE)
+    diverged = summary.get("stopped") == DIVERGED
+    # Metrics of local steps that are called like a score of test examples.
+    taken = {name for name in config.get("client_metrics") or () if name.startswith(_SCORES)}
+    rows = [{name: value for name, value in row.items() if name not in taken} for row in rows]
+    if not rows and not diverged:
+        raise ValueError(f"{path} has no evaluation yet: {METRICS} is empty or missing.")
+    if not rows:  # it diverged before its first evaluation
+        metric_of_task = ERROR if "outputs" in config.get("data", {}) else ACCURACY
+        counts = dict.fromkeys(("bytes_up", "bytes_down", "gradients"), 0)
+        rows = [{"round": 0, "loss": None, metric_of_task: None, **counts}]
+    beside: dict[int, dict[str, Any]] = {}
+    for row in (*read_rows(path / TIMES), *read_rows(path / CLIENTS)):
+        beside.setdefault(row["round"], {}).update(row)
+    rows = [beside.get(row["round"], {}) | row for row in rows]
+    if diverged:
+        rows = [_without_scores(row, metric) for row in rows]
+        summary, landscape = _without_scores(summary, metric), {}
+    return config, rows, summary, landscape
+
+
+def _without_scores(row: Mapping[str, Any], metric: str | None) -> dict[str, Any]:
+    return {n: None if n == metric or n.startswith(_SCORES) else v for n, v in row.items()}
+
+
+def is_evaluated(path: Path) -> bool:
+    """Return True if a run has an evaluation, or diverged before its first one."""
+    return (
+        bool(read_rows(path / METRICS)) or read_summary(path / SUMMARY).get("stopped") == DIVERGED
+    )
 
 
 def read_summary(path: Path) -> dict[str, Any]:
@@ -101,29 +168,21 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
     return rows
 
 
-def read_run(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Read (config.json, rows of metrics.jsonl), and compare them with the last checkpoint.
-
-    Raises:
-      ValueError: a file is damaged, or differs from the checkpoint.
-    """
-    config = read_config(path, _REQUIRED, _OPTIONAL)
-    if not config["algorithm"].isprintable():
-        said = shown(config["algorithm"])
-        raise ValueError(f"{path / CONFIG}: 'algorithm' is {said}; not printable.")
+def _checked_rows(path: Path, rounds: int) -> list[dict[str, Any]]:
+    """Read the rows of metrics.jsonl, and compare them with the last checkpoint."""
     try:
         saved = load_run(path)  # before the rows: those of a run that goes on are then there, too
     except FileNotFoundError:
         saved = None
     rows = read_rows(path / METRICS)
-    if rows and rows[-1]["round"] > config["rounds"]:
+    if rows and rows[-1]["round"] > rounds:
         raise ValueError(
-            f"{path / METRICS} has round {rows[-1]['round']}, and config.json {config['rounds']} "
-            "rounds; one of them was changed."
+            f"{path / METRICS} has round {rows[-1]['round']}, and config.json {rounds} rounds; "
+            "one of them was changed."
         )
     if saved is not None:
         _compare(path / METRICS, rows, saved.history, saved.round)
-    return config, rows
+    return rows
 
 
 def _compare(

@@ -9,48 +9,25 @@ from typing import Any, NamedTuple
 from fedjax_lab.checks import check_choice
 from fedjax_lab.data.partition import PARTITIONS
 from fedjax_lab.estimates import Estimate, estimate
-from fedjax_lab.report.reading import (
-    read_landscape,
-    read_partition,
-    read_rows,
-    read_run,
-    read_summary,
-)
+from fedjax_lab.report.reading import DIVERGED, is_evaluated, read_partition, read_run
 from fedjax_lab.report.settings import (
     SETTINGS,
     label_of,
-    names_that_differ,
+    names_in_labels,
     parts_of,
-    parts_that_differ,
     settings_of,
     shown_parts,
 )
-from fedjax_lab.report.statistics import ACCURACY, ERROR, OWN, PERPLEXITY, Score, number
-from fedjax_lab.storage.run_dir import (
-    CHECKPOINTS,
-    CLIENTS,
-    CONFIG,
-    METRICS,
-    PARTITION,
-    SUMMARY,
-    SWEEP,
-    TIMES,
-)
+from fedjax_lab.report.statistics import OWN, Score, number
+from fedjax_lab.storage.run_dir import CHECKPOINTS, CONFIG, PARTITION, SWEEP
 
-LANDSCAPE, REPORT, RERUN = "landscape.json", "report.md", "rerun.json"
+REPORT, RERUN = "report.md", "rerun.json"
 # Files of folders without a run that a pattern such as runs/* matches, and what such a folder is.
 _NO_RUNS = {
     RERUN: "repeats another run",
     SWEEP: "has a sweep",
     REPORT: "is the folder of a report",
 }
-DIVERGED = "diverged"
-# Names, or their beginnings, of what a run that diverged has none of.
-_SCORES = (
-    *(ACCURACY, ERROR, PERPLEXITY, "test_loss", "personal_", "client_test_", "worst_10_percent_"),
-    *(f"client_{ACCURACY}", f"client_{ERROR}"),
-)
-_COUNTS = ("bytes_up", "bytes_down", "gradients")
 _LONG = 48  # characters of differing settings that fit into a label
 
 
@@ -183,7 +160,10 @@ def load_runs(
       ValueError: a file of a run is damaged, lacks an entry or was changed; a given run has no
         evaluation yet, or not the metric; or ``mode`` or ``compare`` is not allowed.
     """
-    score = _chosen(metric, mode)
+    check_choice("mode", mode, ("max", "min"))
+    if metric is None and mode == "min":
+        raise ValueError("mode is 'min' and metric None; it belongs to a metric: give one.")
+    score = None if metric is None else Score(metric, metric, 1.0 if mode == "max" else -1.0)
     for name in compare:
         check_choice("compare", name, SETTINGS)
     paths: dict[Path, Path] = {}
@@ -196,7 +176,7 @@ def load_runs(
             raise FileNotFoundError(f"there is no directory {directory}.")
         found = _find(directory)
         if found != [directory]:
-            found = [path for path in found if read_rows(path / METRICS) or _has_diverged(path)]
+            found = [path for path in found if is_evaluated(path)]
         if not found:
             known = [words for name, words in _NO_RUNS.items() if (directory / name).exists()]
             if not known:
@@ -211,13 +191,6 @@ def load_runs(
     return [_load(path, score, tuple(compare)) for path in paths.values()]
 
 
-def _chosen(metric: str | None, mode: str) -> Score | None:
-    check_choice("mode", mode, ("max", "min"))
-    if metric is None and mode == "min":
-        raise ValueError("mode is 'min' and metric None; it belongs to a metric: give one.")
-    return None if metric is None else Score(metric, metric, 1.0 if mode == "max" else -1.0)
-
-
 def _find(directory: Path) -> list[Path]:
     found = []
     for folder, folders, files in os.walk(directory):
@@ -229,19 +202,8 @@ def _find(directory: Path) -> list[Path]:
 
 
 def _load(path: Path, score: Score | None, compare: tuple[str, ...]) -> Run:
-    config, rows = read_run(path)
-    if not rows and not _has_diverged(path):
-        raise ValueError(f"{path} has no evaluation yet: {METRICS} is empty or missing.")
-    rows = [_without_training_scores(row, config) for row in rows] or [_no_score(config)]
-    beside: dict[int, dict[str, Any]] = {}
-    for row in (*read_rows(path / TIMES), *read_rows(path / CLIENTS)):
-        beside.setdefault(row["round"], {}).update(row)
-    rows = [{**beside.get(row["round"], {}), **row} for row in rows]
-    summary, landscape = read_summary(path / SUMMARY), read_landscape(path / LANDSCAPE)
-    if summary.get("stopped") == DIVERGED:
-        rows, landscape = [_without_scores(row, score) for row in rows], {}
-        summary = _without_scores(summary, score)
-    rows = [with_own(row) for row in rows]
+    config, rows, summary, landscape = read_run(path, None if score is None else score.name)
+    rows = list(map(with_own, rows))
     if score is not None and summary.get("stopped") != DIVERGED:
         _check_metric(path, rows, score.name)
     return Run(
@@ -266,27 +228,6 @@ def _check_metric(path: Path, rows: Sequence[Mapping[str, Any]], metric: str) ->
     if metric not in numbers:
         known = [name for name in numbers if any(row.get(name) is not None for row in rows)]
         raise ValueError(f"metric is {metric!r}; {path} has {', '.join(known)}.")
-
-
-def _has_diverged(path: Path) -> bool:
-    return read_summary(path / SUMMARY).get("stopped") == DIVERGED
-
-
-def _no_score(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the row of a run that diverged before its first evaluation."""
-    metric = ERROR if "outputs" in config.get("data", {}) else ACCURACY
-    return {"round": 0, "loss": None, metric: None, **dict.fromkeys(_COUNTS, 0)}
-
-
-def _without_training_scores(row: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, Any]:
-    """Leave out metrics of local steps that are called like a score of test examples."""
-    taken = {name for name in config.get("client_metrics", ()) if name.startswith(_SCORES)}
-    return {name: value for name, value in row.items() if name not in taken}
-
-
-def _without_scores(row: Mapping[str, Any], score: Score | None) -> dict[str, Any]:
-    chosen = None if score is None else score.name
-    return {n: None if n == chosen or n.startswith(_SCORES) else v for n, v in row.items()}
 
 
 def with_own(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -324,7 +265,7 @@ def group_runs(runs: Iterable[Run]) -> list[Group]:
         _check_distinct(group)
     methods = [group[0].algorithm for group in members]
     parts = [parts_of(group[0].settings) for group in members]
-    names = _names_in_labels(methods, parts)
+    names = names_in_labels(methods, parts)
     differs = [shown_parts(one, names) for one in parts]
     labels = list(map(label_of, methods, differs))
     if max(map(len, differs), default=0) > _LONG or len(set(labels)) < len(labels):
@@ -368,15 +309,3 @@ def _examples(run: Run) -> Any:
 def _is_scheme(partition: Mapping[str, Any]) -> bool:
     spec = str(partition.get("spec")).partition(":")[:2]
     return any(spec == name.partition(":")[:2] for name in PARTITIONS)
-
-
-def _names_in_labels(methods: Sequence[str], parts: Sequence[Mapping[str, Any]]) -> dict[str, None]:
-    """Return the names of which values differ between groups.
-
-    A missing one counts only between groups of one method: others lack its own arguments.
-    """
-    names = dict.fromkeys(names_that_differ(parts, with_missing=False))
-    for method in dict.fromkeys(methods):
-        own = [one for of, one in zip(methods, parts, strict=True) if of == method]
-        names |= dict.fromkeys(parts_that_differ(own))
-    return names

@@ -153,7 +153,7 @@ def warn_of_unknown_scores(sections: Sequence[Section]) -> None:
     for section in sections:
         runs = runs_of(section.groups)
         names = set().union(*(run.names for run in runs))
-        names |= {name for run in runs for name in run.config.get("client_metrics", ())}
+        names |= {name for run in runs for name in run.config.get("client_metrics") or ()}
         # ``load_runs`` adds copies of these scores.
         copies = {f"{OWN}{n.removeprefix(_PERSONAL)}" for n in names if n.startswith(_PERSONAL)}
         shown = sorted(n for n in names - OWN_METRICS - copies if not n.startswith("client_"))

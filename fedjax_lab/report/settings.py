@@ -107,6 +107,18 @@ def names_that_differ(
     return [name for name in names if len(values(name)) > 1]
 
 
+def names_in_labels(methods: Sequence[str], parts: Sequence[Mapping[str, Any]]) -> dict[str, None]:
+    """Return the names of which values differ between groups.
+
+    A missing one counts only between groups of one method: others lack its own arguments.
+    """
+    names = dict.fromkeys(names_that_differ(parts, with_missing=False))
+    for method in dict.fromkeys(methods):
+        own = [one for of, one in zip(methods, parts, strict=True) if of == method]
+        names |= dict.fromkeys(parts_that_differ(own))
+    return names
+
+
 def shown_parts(parts: Mapping[str, Any], names: Iterable[str]) -> str:
     """Format some parts of settings, such as "client_lr=0.1"; missing ones are left out."""
     return ", ".join(f"{printable(name)}={_short(parts[name])}" for name in names if name in parts)

@@ -16,8 +16,8 @@ from fedjax_lab.command.runner import run
 from fedjax_lab.command.setup import build
 from fedjax_lab.command.sweeping import run_sweep
 from fedjax_lab.report import load_runs
+from fedjax_lab.report.cells import accuracy_table, measures
 from fedjax_lab.report.sections import sections_of, tail_of
-from fedjax_lab.report.tables import accuracy_table, measures
 from fedjax_lab.simulation.evaluate import build_evaluation
 from fedjax_lab.storage.run_dir import read_config
 from fedjax_lab.wrappers import client_params

@@ -13,9 +13,9 @@ from fedjax_lab.command.commands import parse
 from fedjax_lab.command.config import RunConfig
 from fedjax_lab.command.settings import PrivacySettings
 from fedjax_lab.data.cohort import Schedule
+from fedjax_lab.report.cells import measures
 from fedjax_lab.report.runs import Run
 from fedjax_lab.report.sections import Tail
-from fedjax_lab.report.tables import measures
 from fedjax_lab.storage.run_dir import read_config
 from fedjax_lab.wrappers import with_attack, with_dp, with_secure_aggregation
 from fedjax_lab.wrappers.ledger import guarantees

@@ -9,11 +9,11 @@ import pytest
 from scipy import stats
 
 from fedjax_lab.report import figures, load_runs, summary_table, write_report
+from fedjax_lab.report.cells import accuracy_table
 from fedjax_lab.report.csv_text import clients_csv
 from fedjax_lab.report.distribution import client_scores, clients_figure, spread_measures
 from fedjax_lab.report.formats import format_report
 from fedjax_lab.report.sections import sections_of
-from fedjax_lab.report.tables import accuracy_table
 from tests.report.by_hand import groups_of, write_run
 
 # 13 clients, of which two have no test examples: a tenth of 11 is two clients.

@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from fedjax_lab.report.cells import accuracy_table
 from fedjax_lab.report.paired import best_group, paired_difference
 from fedjax_lab.report.sections import tail_of
-from fedjax_lab.report.tables import accuracy_table, top
+from fedjax_lab.report.tables import top
 from tests.report.by_hand import groups_of, write_run
 
 BETTER = {1: 0.80, 2: 0.70, 3: 0.95, 4: 0.60}

@@ -7,6 +7,8 @@ import pytest
 
 from fedjax_lab.command.cli import main
 from fedjax_lab.report import load_runs
+from fedjax_lab.report.formats import format_report
+from tests.report.by_hand import write_run
 from tests.simulation.test_run import FEDAVG, run
 
 
@@ -79,3 +81,10 @@ def test_rows_after_the_last_checkpoint_and_runs_without_any_are_read(whole, tmp
     shutil.rmtree(bare / "checkpoints")
     lower_loss(bare)
     assert load_runs([bare])[0].values("loss")[1] == 0
+
+
+def test_null_in_place_of_metrics_of_local_steps_is_none_of_them(tmp_path):
+    null = write_run(tmp_path / "null", client_metrics=None)
+    none = write_run(tmp_path / "none")
+    assert load_runs([null])[0].rows == load_runs([none])[0].rows
+    assert format_report([null], "csv") == format_report([none], "csv")

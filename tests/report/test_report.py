@@ -18,14 +18,8 @@ from fedjax_lab.report import (
     summary_table,
     write_report,
 )
+from fedjax_lab.report.cells import accuracy_table, run_table, seed_table, target_table, time_table
 from fedjax_lab.report.statistics import best, reach
-from fedjax_lab.report.tables import (
-    accuracy_table,
-    run_table,
-    seed_table,
-    target_table,
-    time_table,
-)
 from tests.report.by_hand import CURVE, groups_of, write_run
 
 LONG = {"DEEP": "[" * 100_000, "HUGE": str(10**400)}  # in place of these words

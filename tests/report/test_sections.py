@@ -10,10 +10,10 @@ import pytest
 
 from fedjax_lab.command.cli import main
 from fedjax_lab.report import group_runs, load_runs, summary_table, write_report
+from fedjax_lab.report.cells import accuracy_table, seed_table
 from fedjax_lab.report.formats import format_report
 from fedjax_lab.report.sections import sections_of, tail_of
 from fedjax_lab.report.statistics import tail_start
-from fedjax_lab.report.tables import accuracy_table, seed_table
 from tests.report.by_hand import CURVE, groups_of, write_run
 
 TAIL = "mean of rounds 91 to 100 (%)"

@@ -12,11 +12,12 @@ from scipy import stats
 
 from fedjax_lab.command.cli import main
 from fedjax_lab.report import figures, load_runs, summary_table, write
+from fedjax_lab.report.cells import accuracy_table, run_table, target_table
 from fedjax_lab.report.curves import accuracy_figure, has, measure_of, ranking_figure
 from fedjax_lab.report.formats import format_report
 from fedjax_lab.report.pivot import pivots_of, score_rows, target_rows
 from fedjax_lab.report.sections import runs_of, score_of, sections_of
-from fedjax_lab.report.tables import accuracy_table, default_target, run_table, target_table
+from fedjax_lab.report.tables import default_target
 from tests.report.by_hand import groups_of, write_run
 
 SEEDS = (0, 1, 2)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fedjax_lab.report import summary_table
-from fedjax_lab.report.tables import accuracy_table, run_table
+from fedjax_lab.report.cells import accuracy_table, run_table
 from fedjax_lab.simulation.divergence import Watch
 from tests.report.by_hand import groups_of, write_run
 
