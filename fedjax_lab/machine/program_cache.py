@@ -42,7 +42,7 @@ def keep_programs(folder: str | Path | None = None) -> bool:
       True if this call turned the cache on.
 
     Raises:
-      OSError: the folder is not writable.
+      OSError: the folder is not writable, or it is None and the user has no home.
     """
     config: Any = jax.config  # its attributes are made at run time
     is_chosen = config.jax_compilation_cache_dir or not config.jax_enable_compilation_cache
@@ -100,9 +100,9 @@ def keep_by_default(quiet: bool = False) -> None:
     """
     if not os.environ.get(VARIABLE) and "PYTEST_VERSION" in os.environ:
         return
-    folder = _default()
-    is_new = not folder.exists()
     try:
+        folder = _default()
+        is_new = not folder.exists()
         if keep_programs() and is_new and not quiet:
             print(
                 f"fedjax_lab: compiled programs are stored in {folder} ({VARIABLE}=off: never)",
@@ -122,8 +122,17 @@ def _default() -> Path:
 
 
 def user_cache() -> Path:
-    """Return the library's folder in the user's cache, below ``XDG_CACHE_HOME`` or ~/.cache."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fedjax_lab"
+    """Return the library's folder in the user's cache, below ``XDG_CACHE_HOME`` or ~/.cache.
+
+    Raises:
+      OSError: the user has no home, as under a number without a name in a container.
+    """
+    chosen = os.environ.get("XDG_CACHE_HOME")
+    try:
+        cache = Path(chosen) if chosen else Path.home() / ".cache"
+    except RuntimeError as error:
+        raise OSError(f"the user has no home; set HOME or XDG_CACHE_HOME ({error})") from error
+    return cache / "fedjax_lab"
 
 
 @functools.cache

@@ -154,6 +154,20 @@ def test_a_folder_that_cannot_be_used_is_warned_of(nothing_chosen, monkeypatch, 
     assert folder() is None
 
 
+def test_a_user_without_a_home_is_warned(nothing_chosen, monkeypatch):
+    """As under a number without a name in a container."""
+
+    def no_entry(number):
+        raise KeyError(f"getpwuid(): uid not found: {number}")
+
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.delenv("HOME", raising=False)
+    monkeypatch.setattr("pwd.getpwuid", no_entry)
+    with pytest.warns(UserWarning, match="cannot be stored: the user has no home; set HOME"):
+        keep_by_default()
+    assert folder() is None
+
+
 def test_the_program_that_draws_a_model_is_kept_too(nothing_chosen):
     models.build("mlp", num_classes=2, hidden=(4,)).init(jax.random.key(0), jnp.ones((1, 3)))
     assert folder() is not None
