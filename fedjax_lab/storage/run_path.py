@@ -16,7 +16,7 @@ def check_run_dir(run_dir: Any) -> None:
       TypeError: it is not a path.
       FileExistsError: as ``check_no_file``.
       ValueError: its name, or that of a parent folder, contains characters that the checkpoint
-        library misreads; or it is a URL.
+        library misreads; it is a URL; or as ``check_no_file``.
     """
     if run_dir is None:
         return
@@ -49,8 +49,15 @@ def check_no_file(run_dir: Path) -> None:
 
     Raises:
       FileExistsError: it, or a parent folder, is a file or a link to nothing.
+      ValueError: it is a new folder below one that is named like a home, such as "~".
     """
     path = run_dir.absolute()
+    home = os.path.expanduser(run_dir)
+    if home != str(run_dir) and not path.exists():
+        raise ValueError(
+            f"run_dir is {str(run_dir)!r}, in which only shells replace the ~. Write {home!r}, or "
+            f"{str(path)!r} if a folder has this name."
+        )
     there = next(part for part in (path, *path.parents) if os.path.lexists(part))
     if not there.is_dir():
         raise FileExistsError(

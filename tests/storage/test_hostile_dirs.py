@@ -49,6 +49,24 @@ def test_what_is_no_path_of_a_directory_is_refused(tmp_path):
         check_run_dir(plain)
 
 
+def test_a_home_that_no_shell_has_replaced_is_no_folder(tmp_path, monkeypatch):
+    """As in a settings file, or after --run-dir=; rm -r ~ is how one would tidy up."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", "/homes/ann")
+    told = "in which only shells replace the ~. Write '/homes/ann/run', or"
+    message = f"run_dir is '~/run', {told} '{tmp_path}/~/run' if"
+    with pytest.raises(ValueError, match=message):
+        run(**SHORT, run_dir="~/run")
+    with pytest.raises(ValueError, match=message):
+        RunConfig.of(run_dir="~/run").resolve()
+    with pytest.raises(ValueError, match=message), one_writer("~/run"):
+        pass  # of a search
+    assert not [*tmp_path.iterdir()]
+    (tmp_path / "~" / "run").mkdir(parents=True)  # as earlier versions made it
+    for folder in ("~/run", tmp_path / "~" / "new", "a~", "~nobody-of-this-name"):
+        check_run_dir(folder)
+
+
 @pytest.mark.parametrize("name", ["file", "file/run", "link", "link/run"])
 def test_a_file_in_place_of_the_directory_is_named(tmp_path, name):
     (tmp_path / "file").write_text("kept")
