@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import Mesh
 
 from fedjax_lab import tree, types
@@ -596,6 +597,24 @@ def _of_those(counts: jax.Array, cohort: Cohort, sums: dict) -> tuple[Cohort, di
     return cohort, {**sums, "mean": mean}
 
 
+def _check_metrics(metrics: dict[str, Any]) -> None:
+    """Check that the server's metrics are numbers under names.
+
+    Raises:
+      ValueError: one is something else, such as None, which a program takes for no value at all.
+    """
+    for name, value in metrics.items():
+        kind = type(value).__name__
+        if isinstance(value, bool | int | float | np.generic | np.ndarray | jax.Array):
+            kind = str(jnp.result_type(value))
+            if isinstance(name, str) and not jnp.issubdtype(kind, np.complexfloating):
+                continue
+        raise ValueError(
+            f"server_update reports {name!r}: {kind}; a metric must be a real number, or an array "
+            "of such, under a name that is text."
+        )
+
+
 def _checked(phase: Phase, params: Params) -> Phase:
     """Wrap a phase so that tracing checks the results of its two halves.
 
@@ -620,6 +639,7 @@ def _checked(phase: Phase, params: Params) -> Phase:
         }
         new_server, metrics = phase.server_update(server, messages, cohort)
         check_names(metrics, "server_update")
+        _check_metrics(metrics)
         check_kept("server_update", "server state", new_server, server)
         return new_server, metrics
 

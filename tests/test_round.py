@@ -233,6 +233,17 @@ def returning(report, message=None):
             {"server_update": lambda s, m, c: (s, {"round": 0.5, "bytes_up": 1.0})},
             "server_update reports bytes_up, round, which a run itself enters",
         ),
+        *(
+            ({"server_update": lambda s, m, c, of=of: (s, of)}, f"server_update reports {told}; a")
+            for of, told in [
+                ({"a": None}, "'a': NoneType"),
+                ({"a": "x"}, "'a': str"),
+                ({"a": [1.0]}, "'a': list"),
+                ({"a": {"b": 1.0}}, "'a': dict"),
+                ({"a": 1j}, "'a': complex"),
+                ({1: 1.0}, "1: float32"),
+            ]
+        ),
         (
             returning({"participants": (1.0, 1.0)}),
             "client_update reports participants, which a run itself enters",
