@@ -100,7 +100,7 @@ class Table:
         """
         values, marks = self._read("client", name, self._find("client", name))
         if not isinstance(values, Text):
-            return self._whole(values, marks)
+            return self._of_ids(*_whole(values, marks))
         # NA may be an id among others of text, such as the code of Namibia. Among numbers it is a
         # mark.
         is_text = cells.kind_of(values, self.missing) != "numbers"
@@ -128,16 +128,19 @@ class Table:
             numbers = self._csv.numbers(place)
             if numbers is not None:
                 return self._of_numbers(about, numbers, {})
-        values, marks = self._read(argument, name, place)
+        values, marks = self._read(argument, name, place, bool(is_category))
         if not isinstance(values, Text):
             if not is_category:
                 return self._of_numbers(about, values, marks)
+            values, marks = _whole(values, marks)
             if values.dtype.kind not in "iu" or values.ndim > 1:
                 raise ValueError(
-                    f"categories names {name!r}; it must be columns of text or of integers in x or "
-                    "y."
+                    f"categories names {name!r}; it must be columns of text, of integers or of "
+                    "dates and times in x or y."
                 )
-            values = as_text([str(value) for value in values.tolist()])
+            written = values.astype(str)
+            written[marks.pop("", [])] = ""  # an empty cell, as in a column of text
+            values = as_text(written.tolist())
         if is_category is None:
             is_category = self._is_category(about, values)
         if is_category:
@@ -173,16 +176,18 @@ class Table:
             f"{argument} is {name!r}; it must be one of {', '.join(map(repr, self.columns))}."
         )
 
-    def _read(self, argument: str, name: Any, place: int) -> Column:
-        """Read a column as it is: text, numbers or anything else."""
+    def _read(self, argument: str, name: Any, place: int, is_category: bool = False) -> Column:
+        """Read a column as it is: text, numbers or anything else; as categories, times are text."""
         if self._csv is not None:
             return Column(self._csv.text(place), {})
         about, marks = f"{argument}: the column {name!r}", {}
         with errors_about(f"{about} is no array", ValueError):  # rows of several shapes
             found = _of_series(self._table[:, place]) if self._is_frame else self._table[name]
             array = _as_array(found)
+        if array.dtype.kind in "mM" and is_category:
+            array = np.where(np.isnat(array), None, array.astype(str).astype(object))
         if array.dtype == object:
-            array, rows = _one_kind(about, array)
+            array, rows = _one_kind(about, array, is_category)
             if len(rows) and array.dtype.kind in "US":
                 array[rows] = array.dtype.type()  # an empty cell, which is a mark
             elif len(rows):
@@ -243,18 +248,6 @@ class Table:
             "categories."
         )
 
-    def _whole(self, ids: np.ndarray, marks: dict[str, np.ndarray]) -> Column:
-        """Convert whole floats to integers: pandas makes them of ids in merges and beside NaN."""
-        if ids.dtype.kind == "f" and ids.ndim == 1 and ids.size:
-            exact = 2 ** (np.finfo(ids.dtype).nmant + 1)  # from here on, ids may have become equal
-            lacks = np.isnan(ids)
-            lacks[marks.get("", np.array([], int))] = True
-            filled = np.where(lacks, 0, ids)
-            if (filled == np.rint(filled)).all() and abs(filled).max() < exact:
-                ids = filled.astype(np.int64)
-                marks = marks | {"": np.flatnonzero(lacks)} if lacks.any() else marks
-        return self._of_ids(ids, marks)
-
     def _of_ids(self, ids: np.ndarray, marks: dict[str, np.ndarray]) -> Column:
         """Find the marks of the user's among ids that are integers, exactly."""
         if ids.dtype.kind not in "iu" or ids.ndim > 1:
@@ -281,6 +274,19 @@ class Table:
             return Column(array, marks)
         known = filter(cells.is_number, self.missing.marks)
         return _with_marks(array, marks, {mark: float(mark) for mark in known})
+
+
+def _whole(values: np.ndarray, marks: dict[str, np.ndarray]) -> Column:
+    """Convert whole floats to integers: pandas makes them of ids in merges and beside NaN."""
+    if values.dtype.kind == "f" and values.ndim == 1 and values.size:
+        exact = 2 ** (np.finfo(values.dtype).nmant + 1)  # from here on, two may have become equal
+        lacks = np.isnan(values)
+        lacks[marks.get("", np.array([], int))] = True
+        filled = np.where(lacks, 0, values)
+        if (filled == np.rint(filled)).all() and abs(filled).max() < exact:
+            values = filled.astype(np.int64)
+            marks = marks | {"": np.flatnonzero(lacks)} if lacks.any() else marks
+    return Column(values, marks)
 
 
 def _with_marks(
@@ -364,7 +370,7 @@ def _as_array(values: Any) -> np.ndarray:
     return array
 
 
-def _one_kind(about: str, array: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _one_kind(about: str, array: np.ndarray, is_category: bool) -> tuple[np.ndarray, np.ndarray]:
     """Convert objects to an array of text, truth values or numbers, and the rows without one."""
     flat = array.ravel()
     lacks = np.fromiter(map(cells.is_missing, flat), bool, len(flat))
@@ -385,9 +391,11 @@ def _one_kind(about: str, array: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         if all(isinstance(value, kind) for value in values):
             dtype = np.float64 if any(isinstance(value, Decimal) for value in values) else None
             return np.array(array.tolist(), dtype), np.flatnonzero(lacks)
-    for value in values:
-        if isinstance(value, _TIMES):
-            raise _time_error(about, value)
+    times = [value for value in values if isinstance(value, _TIMES)]
+    if is_category and len(times) == len(values) and array.ndim == 1:
+        return np.array([str(value) for value in values]), np.flatnonzero(lacks)
+    if times:
+        raise _time_error(about, times[0])
     kinds = sorted({type(value).__name__ for value in values})
     raise ValueError(
         f"{about} has {', '.join(kinds)}; it must have only numbers, only truth values or only "
@@ -400,5 +408,6 @@ def _time_error(about: str, value: Any) -> ValueError:
     return ValueError(
         f"{about} has dates or times, such as {str(value)!r}; leave the column out, or convert "
         "them to numbers, such as seconds (in pandas, (t - t.min()).dt.total_seconds()), or to "
-        "text if they are ids or categories."
+        "text if they are ids; or name the column in categories (on the command line "
+        "--categories) if it has categories."
     )

@@ -377,6 +377,24 @@ TIMES = {
 }
 
 
+@pytest.mark.parametrize("library", FRAMES)
+def test_a_category_that_looks_like_numbers_may_be_missing(library):
+    """pandas makes floats of such a column; with "keep" a gap is one more category."""
+    table = FRAMES[library]({"u": ["p", "q", "p"], "area": [20, None, 3], "y": [0, 1, 1]})
+    chosen = {"client": "u", "x": "area", "y": "y", "categories": {"area": None}}
+    kept = data.from_table(table, missing="keep", **chosen)
+    assert dict(kept.categories) == {"area": ("", "20", "3")}
+    assert kept.examples.x.tolist() == [1, 0, 2]
+    dropped = data.from_table(table, missing="drop", **chosen)
+    assert dict(dropped.categories) == {"area": ("20", "3")}
+    assert (dropped.names, dropped.examples.x.tolist()) == (("p",), [0, 1])
+    with pytest.raises(ValueError, match=r"'area' has missing values, the first in row 1"):
+        data.from_table(table, **chosen)
+    table = FRAMES[library]({"u": ["p", "q"], "area": [2.5, 3.0], "y": [0, 1]})
+    with pytest.raises(ValueError, match=r"categories names 'area'; it must be columns of text"):
+        data.from_table(table, **chosen)
+
+
 @pytest.mark.parametrize("kind", TIMES)
 @pytest.mark.parametrize("library", FRAMES)
 def test_times_say_what_to_do(library, kind):
@@ -389,6 +407,24 @@ def test_times_say_what_to_do(library, kind):
         )
         with pytest.raises(ValueError, match=message):
             data.from_table(table, **names)
+
+
+@pytest.mark.parametrize("kind", TIMES)
+@pytest.mark.parametrize("library", FRAMES)
+def test_times_may_be_categories(library, kind):
+    """As the guide says of `categories`; a Parquet file's column cannot be made text first."""
+    values = [*TIMES[kind][:2], TIMES[kind][0] + datetime.timedelta(days=400)]
+    table = FRAMES[library]({"u": ["p", "q", "p"], "when": values, "y": [0, 1, 1]})
+    chosen = {"client": "u", "x": "when", "y": "y", "categories": {"when": None}}
+    clients = data.from_table(table, missing="keep", **chosen)
+    places = {
+        value: place for place, value in enumerate(sorted({*values} - {None}), None in values)
+    }
+    found = clients.examples.x.tolist()
+    assert found == [places.get(value, 0) for value in values]
+    again = FRAMES[library]({"u": ["p"], "when": values[2:], "y": [0]})
+    second = data.from_table(again, **chosen | {"categories": dict(clients.categories)})
+    assert second.examples.x.tolist() == found[2:]
 
 
 @pytest.mark.parametrize("dtype", ["M8[ns]", "M8[D]", "m8[s]"])
