@@ -108,10 +108,12 @@ def _ask(sample_cohort: CohortSampler, key: Key, round: jax.Array) -> jax.Array:
     """Call a custom sampler; returns what it returns, as an array.
 
     Raises:
-      TypeError: it needs the value of a traced argument.
+      TypeError: it needs the value of a traced argument, or returns None.
     """
     try:
-        return jnp.asarray(sample_cohort(key, round))
+        if (ids := sample_cohort(key, round)) is None:
+            raise TypeError("sample_cohort returned None; it must return the ids of a cohort.")
+        return jnp.asarray(ids)
     except NEEDS_VALUE as error:
         raise TypeError(
             "sample_cohort uses the value of its key or round, as int(round), `if` and NumPy do, "

@@ -135,6 +135,7 @@ NEEDS = r"uses the value of its key or round, .* traced .*: write jnp\.asarray\(
             lambda key, t: jnp.arange(2),
             r"shape \(2,\); it must be \(3,\)",
         ),
+        (lambda key, t: None, "sample_cohort returned None; it must return the ids"),
         (lambda key, t: jnp.arange(3.0), "returned float32; client ids must be integers"),
         (lambda key, t: jnp.array([0, 1, 1]), r"ids \[0, 1, 1\] in round 0; they must be distinct"),
         (
