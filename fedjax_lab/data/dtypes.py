@@ -12,6 +12,17 @@ from fedjax_lab.types import PyTree
 _PIECE = 2**23  # bytes that are read or converted at once
 
 
+def unmixed(values: Any) -> np.ndarray:
+    """Convert to an array; a list with text is one of objects: NumPy makes text of all beside it.
+
+    Args:
+      values: an array, or what NumPy converts to one.
+    """
+    array = np.asarray(values)
+    is_list = isinstance(values, list | tuple)
+    return np.array(values, object) if is_list and array.dtype.kind in "US" else array
+
+
 def stored_dtype(name: str, array: np.ndarray) -> np.dtype:
     """Return the dtype that an array has on a device: 32 bits in place of 64, in native byte order.
 

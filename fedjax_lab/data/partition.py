@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from fedjax_lab.checks import LARGEST_INT, check_choice, check_int, check_number, errors_about
+from fedjax_lab.data.dtypes import unmixed
 from fedjax_lab.data.schemes import BY_LABEL, SCHEMES
 
 PARTITIONS = {
@@ -195,7 +196,7 @@ def number_owners(
       ValueError: ``owners`` does not have one axis or is empty; ids are not all integers or all
         text; bytes are no UTF-8; or a client has fewer than ``min_size`` examples.
     """
-    array = np.asarray(owners)
+    array = unmixed(owners)
     if array.ndim == 1 and array.dtype.kind in "OT":
         for kind in (str, bytes, (int, np.integer)):
             if all(isinstance(owner, kind) and not isinstance(owner, bool) for owner in array):

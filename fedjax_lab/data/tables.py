@@ -16,6 +16,7 @@ from fedjax_lab.checks import check_choice, errors_about, warn
 from fedjax_lab.data import cells
 from fedjax_lab.data.cells import Missing, Text
 from fedjax_lab.data.csv_files import CsvFile
+from fedjax_lab.data.dtypes import unmixed
 from fedjax_lab.data.files import read_parquet
 from fedjax_lab.machine.extras import imported
 
@@ -364,7 +365,7 @@ def _of_series(series: Any) -> np.ndarray:
 def _as_array(values: Any) -> np.ndarray:
     """Convert to an array; masked values become None."""
     if not np.ma.is_masked(values):
-        return np.asarray(values)
+        return unmixed(values)
     array = np.asarray(values).astype(object)
     array[np.ma.getmaskarray(values)] = None
     return array

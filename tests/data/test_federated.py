@@ -1,5 +1,7 @@
 """The resident federation: what is on the device, and what is said and drawn about it."""
 
+import math
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -144,6 +146,15 @@ def test_owners_in_numpys_own_text():
     lacking[7] = np.nan
     with pytest.raises(ValueError, match="all of them integers or all of them text"):
         data.partition(train, lacking)
+
+
+@pytest.mark.parametrize("other", [1, math.nan, None, True, b"al"])
+def test_owners_in_a_list_are_of_one_kind(other):
+    """NumPy made text of what stood beside text: an owner called nan, and "1" of 1."""
+    owners = ["al", "1"] * 150
+    assert data.partition(train, owners).names == ("1", "al")
+    with pytest.raises(ValueError, match="all of them integers or all of them text"):
+        data.partition(train, [*owners[1:], other])
 
 
 @pytest.mark.parametrize(

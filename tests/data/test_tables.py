@@ -377,6 +377,19 @@ TIMES = {
 }
 
 
+@pytest.mark.parametrize("gap", [None, float("nan")])
+def test_a_gap_in_a_list_of_text_is_one(gap):
+    """NumPy makes the text "nan" of it, which would be a client."""
+    table = {"u": ["p", gap, "q"], "a": ["x", "y", gap], "y": [0, 1, 1]}
+    with pytest.raises(ValueError, match=r"client: the column 'u' has missing values, .* in row 1"):
+        data.from_table(table, client="u", x="y", y="y")
+    clients = data.from_table(table, client="u", x="a", y="y", missing="drop")
+    assert (clients.names, dict(clients.categories)) == (("p",), {"a": ("x",)})
+    for kinds in (["p", 1, "q"], ["p", True, "q"], [b"p", "q", "q"]):
+        with pytest.raises(ValueError, match=r"client: the column 'u' has .*; it must have only"):
+            data.from_table(table | {"u": kinds}, client="u", x="y", y="y")
+
+
 @pytest.mark.parametrize("library", FRAMES)
 def test_a_category_that_looks_like_numbers_may_be_missing(library):
     """pandas makes floats of such a column; with "keep" a gap is one more category."""
