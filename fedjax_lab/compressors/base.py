@@ -86,10 +86,19 @@ class Compressor:
         Args:
           key: typed PRNG key; consumed.
           v: floating-point [d].
+
+        Raises:
+          ValueError: ``decompress`` or ``direct`` returns another number of coordinates.
         """
-        if self.direct is not None:
-            return self.direct(key, v)
-        return self.decompress(self.compress(key, v))
+        function = "decompress" if self.direct is None else "direct"
+        sent = self.direct(key, v) if self.direct else self.decompress(self.compress(key, v))
+        if getattr(sent, "size", None) != v.size:
+            found = f"{sent.dtype}{list(sent.shape)}" if hasattr(sent, "shape") else repr(sent)
+            raise ValueError(
+                f"{function} of the compressor {self} returned {found}; it must return C(v), "
+                f"{v.dtype}{list(v.shape)}."
+            )
+        return sent
 
     def __str__(self) -> str:
         return f"{self.name}({', '.join(f'{k}={v}' for k, v in self.options.items())})"

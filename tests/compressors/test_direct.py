@@ -49,6 +49,20 @@ def test_which_compressors_have_one():
     assert c.top_k(0.5, selection="sort").direct is None
 
 
+@pytest.mark.parametrize(
+    ("halves", "told"),
+    [
+        ({"decompress": lambda message: message.values[:2]}, r"decompress .* float32\[2\]"),
+        ({"decompress": lambda message: None}, "decompress .* returned None"),
+        ({"direct": lambda key, v: jnp.zeros(())}, r"direct .* returned float32\[\]"),
+    ],
+)
+def test_a_compressor_that_returns_something_else_is_named(halves, told):
+    own = dataclasses.replace(c.identity(), **{"direct": None} | halves)
+    with pytest.raises(ValueError, match=rf"{told}; it must return C\(v\), float32\[3\]"):
+        jax.eval_shape(own.apply, jax.random.key(0), jnp.zeros(3))
+
+
 PLAIN = (("top_k", "float32"), ("random_k-rescale", "float32"), ("top_k", "bfloat16"))
 MORE = (
     *((name, "float32") for name in EDGES),
