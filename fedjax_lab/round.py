@@ -13,11 +13,10 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.sharding import Mesh
 
 from fedjax_lab import tree, types
-from fedjax_lab.checks import check_choice, check_int, is_traced
+from fedjax_lab.checks import check_choice, check_int, is_traced, no_real_number
 from fedjax_lab.clients.batch import check_values, complete_batch, note_count
 from fedjax_lab.clients.costs import Costs, Traffic
 from fedjax_lab.clients.finite import is_cohort_finite, is_finite, run_until_finite
@@ -604,15 +603,13 @@ def _check_metrics(metrics: dict[str, Any]) -> None:
       ValueError: one is something else, such as None, which a program takes for no value at all.
     """
     for name, value in metrics.items():
-        kind = type(value).__name__
-        if isinstance(value, bool | int | float | np.generic | np.ndarray | jax.Array):
-            kind = str(jnp.result_type(value))
-            if isinstance(name, str) and not jnp.issubdtype(kind, np.complexfloating):
-                continue
-        raise ValueError(
-            f"server_update reports {name!r}: {kind}; a metric must be a real number, or an array "
-            "of such, under a name that is text."
-        )
+        is_several = isinstance(value, list | tuple)  # each would be a number of its own
+        kind = type(value).__name__ if is_several else no_real_number(value)
+        if kind or not isinstance(name, str):
+            raise ValueError(
+                f"server_update reports {name!r}: {kind or 'a number'}; a metric must be a real "
+                "number, or an array of such, under a name that is text."
+            )
 
 
 def _checked(phase: Phase, params: Params) -> Phase:

@@ -240,8 +240,8 @@ def returning(report, message=None):
                 ({"a": "x"}, "'a': str"),
                 ({"a": [1.0]}, "'a': list"),
                 ({"a": {"b": 1.0}}, "'a': dict"),
-                ({"a": 1j}, "'a': complex"),
-                ({1: 1.0}, "1: float32"),
+                ({"a": 1j}, "'a': complex of complex"),
+                ({1: 1.0}, "1: a number"),
             ]
         ),
         (

@@ -186,7 +186,9 @@ class Table:
             found = _of_series(self._table[:, place]) if self._is_frame else self._table[name]
             array = _as_array(found)
         if array.dtype.kind in "mM" and is_category:
-            array = np.where(np.isnat(array), None, array.astype(str).astype(object))
+            lacks = np.isnat(array)
+            array = array.astype(str).astype(object)
+            array[lacks] = None
         if array.dtype == object:
             array, rows = _one_kind(about, array, is_category)
             if len(rows) and array.dtype.kind in "US":
@@ -277,7 +279,9 @@ class Table:
         return _with_marks(array, marks, {mark: float(mark) for mark in known})
 
 
-def _whole(values: np.ndarray, marks: dict[str, np.ndarray]) -> Column:
+def _whole(
+    values: np.ndarray, marks: dict[str, np.ndarray]
+) -> tuple[np.ndarray, dict[str, np.ndarray]]:
     """Convert whole floats to integers: pandas makes them of ids in merges and beside NaN."""
     if values.dtype.kind == "f" and values.ndim == 1 and values.size:
         exact = 2 ** (np.finfo(values.dtype).nmant + 1)  # from here on, two may have become equal
@@ -287,7 +291,7 @@ def _whole(values: np.ndarray, marks: dict[str, np.ndarray]) -> Column:
         if (filled == np.rint(filled)).all() and abs(filled).max() < exact:
             values = filled.astype(np.int64)
             marks = marks | {"": np.flatnonzero(lacks)} if lacks.any() else marks
-    return Column(values, marks)
+    return values, marks
 
 
 def _with_marks(
