@@ -252,6 +252,11 @@ class Algorithm:
 def _checked_halves(phase: Phase) -> Phase:
     """Check what each half returns before a wrapper reads it, which would end less clearly."""
     client_update, server_update, reduce = phase.client_update, phase.server_update, phase.reduce
+    if not isinstance(reduce, Mapping):
+        raise TypeError(
+            f"reduce is {reduce!r}; it must be a dict from each field of the message to one of "
+            f"{', '.join(REDUCE)}."
+        )
     return phase._replace(
         client_update=_checking(client_update, lambda returned: check_update(returned, reduce)),
         server_update=_checking(server_update, check_served),

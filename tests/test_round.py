@@ -321,6 +321,12 @@ def test_a_phase_without_a_comma():
             Algorithm("own", PLAIN.start, phases)
 
 
+def test_a_reduce_that_names_no_fields():
+    phases = (PLAIN.phases[0]._replace(reduce="mean"),)
+    with pytest.raises(TypeError, match=r"reduce is 'mean'; it must be a dict .* mean, sum, stack"):
+        Algorithm("own", PLAIN.start, phases)
+
+
 def test_a_state_of_another_method_has_no_params():
     params = initial_params()
     state = algorithms.fedper(loss_fn, client_lr=0.2, personal="W").init(params, N)

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 
 from fedjax_lab import tree
-from fedjax_lab.checks import check_choice, warn
+from fedjax_lab.checks import check_choice, check_number, warn
 from fedjax_lab.clients.results import check_message
 from fedjax_lab.clients.store import zero_row_per_client
 from fedjax_lab.compressors.base import Compressor
@@ -125,7 +125,7 @@ def with_compression(
       TypeError: a compressor is neither a ``Compressor`` nor text.
       ValueError: the scope is unknown, a compressor's text is invalid, the method's messages are
         already clipped, masked or attacked, or (when it is started) a field of a message has
-        numbers that are not floats.
+        numbers that are not floats, or the compressor's ``bytes`` are no number from 0.
     """
     wrapper = Wrapper(algorithm, "compression")
     up = as_compressor("compressor", compressor)
@@ -347,6 +347,8 @@ def _through(compressor: Compressor, key: Key, vector: PyTree, scope: str) -> Py
 def _packed_bytes(compressor: Compressor, params: Params, scope: str) -> int:
     """Compute the bytes of a packed tree, such as the params."""
     leaves = [leaf for leaf in jax.tree.leaves(params) if leaf.size]
-    if scope == "per_leaf" or not leaves:
-        return sum(compressor.bytes(leaf.size, leaf.dtype) for leaf in leaves)
-    return compressor.bytes(sum(leaf.size for leaf in leaves), jnp.result_type(*leaves))
+    vectors = [(leaf.size, leaf.dtype) for leaf in leaves]
+    if scope == "global" and leaves:
+        vectors = [(sum(leaf.size for leaf in leaves), jnp.result_type(*leaves))]
+    about = f"bytes of the compressor {compressor}"
+    return sum(check_number(about, compressor.bytes(*vector), minimum=0) for vector in vectors)

@@ -414,6 +414,14 @@ def test_a_compressor_that_enlarges_is_a_warning():
     assert caught[0].filename == __file__
 
 
+@pytest.mark.parametrize("size", [-4, float("nan"), None])
+def test_a_size_that_is_none_is_named(size):
+    own = dataclasses.replace(compressors.identity(), bytes=lambda d, dtype="float32": size)
+    method = with_compression(algorithms.fedavg(loss_fn, client_lr=0.1), own)
+    with pytest.raises((TypeError, ValueError), match=rf"bytes of the compressor .* is {size}; "):
+        method.init(initial_params(), N)
+
+
 def test_error_feedback_with_a_compressor_whose_error_may_grow_is_a_warning():
     size = sum(leaf.size for leaf in jax.tree.leaves(initial_params()))
     bound = compressors.qsgd(1).snr_bound(size)
