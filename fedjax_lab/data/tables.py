@@ -133,7 +133,9 @@ class Table:
         if not isinstance(values, Text):
             if not is_category:
                 return self._of_numbers(about, values, marks)
-            values, marks = _whole(values, marks)
+            whole, gaps = _whole(values, marks)
+            if "" in gaps:  # beside a gap, integers may have become floats
+                values, marks = whole, gaps
             if values.dtype.kind not in "iu" or values.ndim > 1:
                 raise ValueError(
                     f"categories names {name!r}; it must be columns of text, of integers or of "
