@@ -22,9 +22,10 @@ import jax
 from fedjax_lab.command.config import RunConfig
 from fedjax_lab.command.runner import run
 from fedjax_lab.machine.program_cache import keep_by_default
-from fedjax_lab.report import group_runs, load_runs, write_report
+from fedjax_lab.markdown import markdown_table
+from fedjax_lab.report import default_target, group_runs, load_runs, write_report
+from fedjax_lab.report.cells import accuracy_table, target_table
 from fedjax_lab.report.sections import best_first
-from fedjax_lab.report.tables import accuracy_table, default_target, markdown_table, target_table
 
 # Two shares of about the same work.
 SHARES = (("fedavg", "scaffold"), ("gradma",))

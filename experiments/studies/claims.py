@@ -29,9 +29,10 @@ from experiments.studies.verdicts import (
 )
 from fedjax_lab.estimates import NOTHING, Estimate
 from fedjax_lab.markdown import markdown_table
+from fedjax_lab.report.cells import UNSOLVED, worst_residual
 from fedjax_lab.report.paired import best_group
 from fedjax_lab.report.runs import Group, Run
-from fedjax_lab.report.tables import UNSOLVED, UNSOLVED_NOTE, worst_residual
+from fedjax_lab.report.tables import UNSOLVED_NOTE
 
 AS_PUBLISHED = ", as published"
 _UNKNOWN = "not known"

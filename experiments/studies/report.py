@@ -23,6 +23,7 @@ from experiments.studies.numbers import DISCUSSION, RESULTS, filled
 from experiments.studies.runs import slug
 from fedjax_lab.estimates import NOTHING, estimate, format_estimate
 from fedjax_lab.markdown import markdown_table
+from fedjax_lab.report.cells import accuracy_table, target_table, worst_residual
 from fedjax_lab.report.curves import (
     ACCURACY,
     DRIFT,
@@ -41,16 +42,7 @@ from fedjax_lab.report.partition_figure import partition_figure
 from fedjax_lab.report.runs import Group
 from fedjax_lab.report.style import COLOURS, Styles, line_style, save
 from fedjax_lab.report.surfaces import surface_figure
-from fedjax_lab.report.tables import (
-    PAIRED,
-    UNSOLVED_NOTE,
-    accuracy_table,
-    default_target,
-    show_figures,
-    target_table,
-    top,
-    worst_residual,
-)
+from fedjax_lab.report.tables import PAIRED, UNSOLVED_NOTE, default_target, show_figures, top
 from fedjax_lab.report.write import write_page
 
 FIGURES = "figures"

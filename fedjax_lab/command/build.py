@@ -128,12 +128,12 @@ def check_methods(configs: Iterable[RunConfig]) -> None:
     Raises:
       ValueError, TypeError: as ``build_algorithm``.
     """
-    model, met = mlp(2), []  # any one, of which nothing is computed
+    model, met = mlp(2), set()  # any one, of which nothing is computed
     params = jax.eval_shape(model.init, seeded(0), jnp.zeros((1, 4)))
     for config in configs:
         about = config.method, config.privacy, config.clock, config.rounds.cohort_size
         if about not in met and not is_own("algorithm", config.method.algorithm):
-            met.append(about)
+            met.add(about)
             with warnings.catch_warnings(action="ignore"):  # the run itself will warn
                 algorithm = build_algorithm(config, classification_loss(model.apply), model)
                 if algorithm.wrappers and algorithm.personal is None:  # else the leaves matter

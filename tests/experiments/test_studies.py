@@ -22,7 +22,7 @@ from experiments.studies.study import Column, Method, Scale, Study
 from fedjax_lab import algorithms, data, models, simulate
 from fedjax_lab.command.build import build_algorithm
 from fedjax_lab.qp.residuals import LARGEST_RESIDUAL, QP_RESIDUALS
-from fedjax_lab.report.tables import UNSOLVED
+from fedjax_lab.report.cells import UNSOLVED
 from tests.tiers import few
 
 ROOT = Path(experiments.__file__).parent
