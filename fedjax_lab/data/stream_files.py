@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_lab.checks import errors_about, warn
+from fedjax_lab.checks import check_tilde, errors_about, warn
 from fedjax_lab.data.dtypes import common_length, pieces, stored_dtype
 from fedjax_lab.data.sources import Examples
 from fedjax_lab.machine.atomic_files import new_folder, write_text
@@ -50,9 +50,11 @@ def write_stream(folder: str | Path, examples: Any) -> Path:
       FileExistsError: ``folder`` exists and is not empty.
       TypeError: the examples are in another kind of container.
       ValueError: there are no examples; leaves have different lengths; parts have different
-        structures; or leaves are not numeric or have integers beyond 32 bits.
+        structures; leaves are not numeric or have integers beyond 32 bits; or ``folder`` begins
+        with a ~.
       OSError: the disk is full.
     """
+    check_tilde("folder", folder)
     folder = Path(folder)
     folder.parent.mkdir(parents=True, exist_ok=True)
     parts = examples if isinstance(examples, Iterator) else iter((examples,))

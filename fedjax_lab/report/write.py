@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from fedjax_lab.checks import check_choice, check_number
+from fedjax_lab.checks import check_choice, check_number, check_tilde
 from fedjax_lab.machine.atomic_files import write_text
 from fedjax_lab.report.csv_text import clients_csv
 from fedjax_lab.report.distribution import client_scores
@@ -112,10 +112,12 @@ def write_pages(report: Report, out: str | Path | None = None, figures: str = "p
     """Write the pages of ``write_report``; returns the path of report.md.
 
     Raises:
-      ValueError: ``figures`` is not allowed.
+      ValueError: ``figures`` is not allowed, or ``out`` begins with a ~.
       ImportError: matplotlib is missing.
     """
     check_choice("figures", figures, FORMS)
+    if out is not None:
+        check_tilde("out", out)
     runs, sections, pivots = report.runs, report.sections, report.pivots
     folder = default_folder(runs) if out is None else Path(out)
     folder.mkdir(parents=True, exist_ok=True)

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_lab import tree
-from fedjax_lab.checks import MOST_ROUNDS, check_int, warn
+from fedjax_lab.checks import MOST_ROUNDS, check_int, check_tilde, warn
 from fedjax_lab.clients.metrics import apply_loss, with_constants, with_frozen_weights
 from fedjax_lab.data import FederatedArrays, FederatedStream
 from fedjax_lab.data.heterogeneity import targets_of
@@ -65,8 +65,8 @@ def check_outputs(run_dir: Any, profile_dir: Any, config: Any, score_clients: An
 
     Raises:
       TypeError: a folder is no path, or ``config`` is no mapping of text to JSON values.
-      ValueError: checkpoints cannot have the path, a number in ``config`` is not finite, or
-        ``score_clients`` is given without a ``run_dir``.
+      ValueError: checkpoints cannot have the path, ``profile_dir`` begins with a ~, a number in
+        ``config`` is not finite, or ``score_clients`` is given without a ``run_dir``.
     """
     check_run_dir(run_dir)
     if score_clients is not None and run_dir is None:
@@ -76,6 +76,8 @@ def check_outputs(run_dir: Any, profile_dir: Any, config: Any, score_clients: An
         )
     if not (profile_dir is None or isinstance(profile_dir, (str, os.PathLike))):
         raise TypeError(f"profile_dir is {profile_dir!r}; it must be a path or None.")
+    if profile_dir is not None:
+        check_tilde("profile_dir", profile_dir)
     _check_config(config)
 
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import jax
 
-from fedjax_lab.checks import check_choice, warn
+from fedjax_lab.checks import check_choice, check_tilde, warn
 from fedjax_lab.machine.atomic_files import new_file
 from fedjax_lab.machine.extras import imported
 
@@ -72,9 +72,13 @@ class CsvLogger:
 
     Args:
       path: the file; its folder is created.
+
+    Raises:
+      ValueError: it begins with a ~.
     """
 
     def __init__(self, path: str | Path):
+        check_tilde("path", path)
         self._path = Path(path)
         self._columns: list[str] = []
 
@@ -109,10 +113,12 @@ class TensorBoardLogger:
       folder: folder of the event file; it is created.
 
     Raises:
+      ValueError: it begins with a ~.
       ImportError: tensorboardX is missing.
     """
 
     def __init__(self, folder: str | Path):
+        check_tilde("folder", folder)
         self._writer_type = imported(
             "tensorboardX", "the logger tensorboard needs tensorboardX", "tensorboard"
         ).SummaryWriter
@@ -145,10 +151,13 @@ class WandbLogger:
       **settings: further arguments of ``wandb.init``, such as project, name and config.
 
     Raises:
+      ValueError: ``folder`` begins with a ~.
       ImportError: wandb is missing.
     """
 
     def __init__(self, folder: str | Path | None = None, **settings: Any):
+        if folder is not None:
+            check_tilde("folder", folder)
         self._wandb = imported("wandb", "the logger wandb needs wandb", "wandb")
         self._folder = None if folder is None else Path(folder)
         self._settings = settings

@@ -5,6 +5,8 @@ import re
 from pathlib import Path
 from typing import Any
 
+from fedjax_lab.checks import check_tilde
+
 _ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 _PATTERN = "*?[]\\"  # the checkpoint library reads these as patterns, or as a "/"
 
@@ -49,15 +51,10 @@ def check_no_file(run_dir: Path) -> None:
 
     Raises:
       FileExistsError: it, or a parent folder, is a file or a link to nothing.
-      ValueError: it is a new folder below one that is named like a home, such as "~".
+      ValueError: as ``check_tilde``.
     """
+    check_tilde("run_dir", run_dir)
     path = run_dir.absolute()
-    home = os.path.expanduser(run_dir)
-    if home != str(run_dir) and not path.exists():
-        raise ValueError(
-            f"run_dir is {str(run_dir)!r}, in which only shells replace the ~. Write {home!r}, or "
-            f"{str(path)!r} if a folder has this name."
-        )
     there = next(part for part in (path, *path.parents) if os.path.lexists(part))
     if not there.is_dir():
         raise FileExistsError(

@@ -5,16 +5,19 @@ import gc
 import json
 import os
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from fedjax_lab import load_run
+from fedjax_lab import data, load_run
 from fedjax_lab.command.cli import main
 from fedjax_lab.command.config import RunConfig
 from fedjax_lab.machine.atomic_files import new_file
 from fedjax_lab.machine.json_file import parse_json
-from fedjax_lab.simulation.loggers import CsvLogger
+from fedjax_lab.machine.program_cache import keep_programs
+from fedjax_lab.report import write_report
+from fedjax_lab.simulation.loggers import CsvLogger, TensorBoardLogger, WandbLogger
 from fedjax_lab.simulation.sweep_log import SweepFolder
 from fedjax_lab.storage.checkpoint import Checkpoints
 from fedjax_lab.storage.lock import HOLDER, LOCK, RunDirLock, one_writer
@@ -22,6 +25,7 @@ from fedjax_lab.storage.rows import MetricsFile, read_metrics
 from fedjax_lab.storage.run_dir import open_run_dir, write_json
 from fedjax_lab.storage.run_path import check_run_dir
 from fedjax_lab.storage.saved_run import export_params
+from tests.report.by_hand import write_run
 from tests.simulation.test_run import FEDAVG, first_params, run
 from tests.storage.test_saved_run import checkpoint
 
@@ -65,6 +69,28 @@ def test_a_home_that_no_shell_has_replaced_is_no_folder(tmp_path, monkeypatch):
     (tmp_path / "~" / "run").mkdir(parents=True)  # as earlier versions made it
     for folder in ("~/run", tmp_path / "~" / "new", "a~", "~nobody-of-this-name"):
         check_run_dir(folder)
+
+
+@pytest.mark.parametrize(
+    ("argument", "write"),
+    [
+        ("path", CsvLogger),
+        ("folder", TensorBoardLogger),
+        ("folder", WandbLogger),
+        ("folder", lambda folder: data.write_stream(folder, {"x": np.zeros((2, 3))})),
+        ("folder", keep_programs),
+        ("out", lambda out: write_report([write_run(Path("run"))], out)),
+        ("profile_dir", lambda folder: run(**SHORT, profile_dir=folder)),
+    ],
+)
+def test_other_places_to_write_to_need_no_shell_either(argument, write, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", "/homes/ann")
+    monkeypatch.delenv("FEDJAX_LAB_PROGRAMS", raising=False)
+    told = f"{argument} is '~/new', in which only shells replace the ~. Write '/homes/ann/new', or"
+    with pytest.raises(ValueError, match=told):
+        write("~/new")
+    assert not (tmp_path / "~").exists()
 
 
 @pytest.mark.parametrize("name", ["file", "file/run", "link", "link/run"])
