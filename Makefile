@@ -12,7 +12,7 @@ STUDIES := catalogue cfedavg fafed fedspeed fedswa gradma
 
 .PHONY: help demo check test test-methods test-pretrained test-gpu test-all test-newest faults fuzz lint docs notebooks \
   wheel-check paper-tasks release qp-accuracy smoke leaderboard studies-report clean accelerator-check \
-  bench bench-opponents bench-zoo bench-latency bench-methods bench-wrappers bench-sweep bench-memory bench-clients \
+  bench bench-opponents bench-against bench-zoo bench-latency bench-methods bench-wrappers bench-sweep bench-memory bench-clients \
   bench-streams bench-tuning bench-collectives bench-same-bits bench-bits
 .PHONY: $(STUDIES:%=%-study) privacy-study robustness-study theory-study natural-study
 
@@ -125,6 +125,11 @@ $(OPPONENTS:%=opponent-%): opponent-%: experiments/benchmarks/opponents/%.txt
 ## make bench-zoo: networks as users of flax, equinox and haiku write them, next to PyTorch
 bench-zoo: $(VENV)/.runtime
 	$(BIN)/python -m experiments.benchmarks.zoo --json experiments/benchmarks/zoo.json
+
+## make bench-against BEFORE=DIR: processor time of a round next to the package of an earlier checkout, both at once on
+##     one core, so that other work on the machine does not matter: nothing has become slower
+bench-against: $(VENV)/.runtime
+	$(BIN)/python -m experiments.benchmarks.against $(BEFORE)
 
 ## make bench-methods, bench-wrappers: time of a round of the five papers' methods, and with each wrapper,
 ##     relative to FedAvg

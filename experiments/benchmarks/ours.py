@@ -89,7 +89,7 @@ def build_algorithm(workload, model, method="fedavg", **options):
 
 
 def run(system, job):
-    """One run of ``simulate``; the clock is read where it evaluates, with the device idle."""
+    """One run of ``simulate``; the clocks are read where it evaluates, with the device idle."""
     workload, precision = WORKLOADS[job["workload"]], job.get("precision", "tf32")
     with np.load(job["data"]) as file:
         train = data.Examples(file["x"], file["y"])
@@ -99,11 +99,12 @@ def run(system, job):
     model = models.mixed_precision(build_model(system, job["workload"]), dtype)
     algorithm = build_algorithm(workload, model, job.get("method", "fedavg"))
     params = model.init(jax.random.key(0), train.x[:1])
-    clock = []
+    clock, processor = [], []
 
     def evaluate(params):
         jax.block_until_ready(params)
         clock.append(time.perf_counter())
+        processor.append(time.process_time())
         return {}
 
     is_exact = precision == "float32"
@@ -125,6 +126,8 @@ def run(system, job):
     return {
         "milliseconds": (1e3 * np.diff(clock) / job["rounds"]).tolist(),
         "first_row_seconds": clock[0] - child.STARTED,
+        "processor_milliseconds": (1e3 * np.diff(processor) / job["rounds"]).tolist(),
+        "first_row_processor_seconds": processor[0],
         "compile_seconds": result.compile_seconds,
         **about_device(),
         "versions": versions(),

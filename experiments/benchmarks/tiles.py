@@ -29,7 +29,7 @@ KINDS = [
     *(((512, 512), pixels, 3) for pixels in (4, 2)),
     *[((1, 6), 28, 5), ((6, 16), 12, 5), ((1, 32), 28, 5), ((32, 64), 12, 5)],
 ]
-BATCHES = (1, 5, 20, 50)
+BATCHES = (1, 5, 20, 64)
 MOST = 2e9  # multiplications of a convolution
 LARGE = 1.1  # a ratio that counts
 

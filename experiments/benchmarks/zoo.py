@@ -600,17 +600,18 @@ def noise(network, num_examples):
 
 
 def run(system, job):
-    """One run of ``simulate``; the clock is read after each round, with the device idle."""
+    """One run of ``simulate``; the clocks are read after each round, with the device idle."""
     network = ZOO[job["network"]]
     with np.load(job["data"]) as file:
         clients = data.partition(data.Examples(file["x"], file["y"]), "iid", NUM_CLIENTS, seed=SEED)
     params, apply = network.build(network)
     jax.block_until_ready(params)
-    clock = [time.perf_counter()]
+    clock, processor = [time.perf_counter()], []
 
     def evaluate(params):
         jax.block_until_ready(params)
         clock.append(time.perf_counter())
+        processor.append(time.process_time())
         return {}
 
     with warnings.catch_warnings(record=True) as warned:
@@ -632,6 +633,8 @@ def run(system, job):
     return {
         "milliseconds": [1e3 * seconds for seconds in others],
         "first_row_seconds": first,
+        "processor_milliseconds": (1e3 * np.diff(processor)).tolist(),
+        "first_row_processor_seconds": processor[0],
         "compile_seconds": result.compile_seconds,
         "warnings": sorted({str(warning.message) for warning in warned}),
         **about_device(),

@@ -36,6 +36,7 @@ _FEW_COLUMNS = 16
 _MOST_COLUMNS = 4096
 _IN_CACHE = 2**21  # numbers
 _SMALL_PRODUCT = 60_000  # multiplications
+_MANY_COLUMNS, _SMALL_OF_MANY_COLUMNS = 64, 20_000
 
 
 class _Maps(NamedTuple):
@@ -87,9 +88,9 @@ def saves_time(outputs: tuple[int, int], batch: int, kernel: tuple[int, ...]) ->
 
     They are wherever all rows are multiplied at once. Elsewhere the estimate models one core's work
     on an output row: a number read or written by the linear maps costs as much as two
-    multiplications in a matrix product, and small products are slow. Of 120 measured shapes
+    multiplications in a matrix product, and small products are slow. Of 116 measured shapes
     (``experiments/benchmarks/tiles.py``) it chose tiles on none where they are slower by a tenth,
-    and left them out on two where they are faster by a tenth or two.
+    and left them out on three where they are faster by 0.1 to 0.3.
 
     Args:
       outputs: (H', W').
@@ -107,7 +108,8 @@ def saves_time(outputs: tuple[int, int], batch: int, kernel: tuple[int, ...]) ->
     product = height * channels * features
     maps = 2 * (num_points * channels + tile * features)
     saved = num_outputs * width * product - num_tiles * num_points * (product + maps)
-    return columns * product >= _SMALL_PRODUCT and saved > 0.1 * num_outputs * width * product
+    small = _SMALL_OF_MANY_COLUMNS if columns >= _MANY_COLUMNS else _SMALL_PRODUCT
+    return columns * product >= small and saved > 0.09 * num_outputs * width * product
 
 
 def features(x: jax.Array, kernel: jax.Array, stride: int, tile: int) -> jax.Array:
@@ -125,7 +127,10 @@ def features(x: jax.Array, kernel: jax.Array, stride: int, tile: int) -> jax.Arr
     points, matrices = _to_points(written_out(x), width, tile), _to_matrices(kernel, tile)
     window, (num_tiles, batch) = Window(height, stride), points.shape[3:]
     num_rows = window.positions(x.shape[0])
+    at_once = _at_once(num_rows, num_tiles * batch, matrices.shape)
     images_first = num_tiles * batch <= num_features
+    if not images_first:  # few features, summed along the minor axis of each
+        matrices = written_out(matrices.swapaxes(1, 2))
 
     def rows(under):
         """[P, h C, R T B] -> R rows of features, [R, F, T, m, B]."""
@@ -134,11 +139,11 @@ def features(x: jax.Array, kernel: jax.Array, stride: int, tile: int) -> jax.Arr
             products = products.reshape(len(products), -1, num_tiles, batch, num_features)
             products = jnp.moveaxis(products, -1, 2)
         else:
-            products = _product(matrices, under, (1, 1))
+            products = _product(matrices, under, (2, 1))
             products = products.reshape(*products.shape[:2], -1, num_tiles, batch).swapaxes(1, 2)
         return _combine(_maps(tile, width).outputs, _unstack(products, 0), axis=3)
 
-    if _at_once(num_rows, num_tiles * batch, matrices.shape):
+    if at_once:
         found = rows(_all_rows(points, window))
     else:
         found = lax.map(lambda top: rows(_rows(points, top, height)), window.starts(x.shape[0]))

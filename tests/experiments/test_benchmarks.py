@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 import subprocess
 import sys
 
@@ -12,6 +13,7 @@ import pytest
 
 from experiments.benchmarks import __main__ as benchmark
 from experiments.benchmarks import (
+    against,
     compare,
     gpu,
     latency,
@@ -244,6 +246,22 @@ def test_wrappers_take_turns_with_the_plain_method(small, capsys):
     wrappers.main(arguments.split())
     *_, row = capsys.readouterr().out.splitlines()
     assert row.startswith("| W3 | 4 | dp | ")
+
+
+@pytest.mark.slow  # two processes
+def test_two_checkouts_run_at_once_on_one_core(tmp_path, capsys):
+    cores = os.sched_getaffinity(0)
+    against.main(f"{compare.ROOT} --workloads W0 --scale smoke --repeats 1".split())
+    *_, row = capsys.readouterr().out.splitlines()
+    name, before, now, ratio, _ = row.strip("| ").split(" | ")
+    assert name == "W0"
+    assert float(before) > 0
+    assert float(now) > 0
+    assert 0.2 < float(ratio.split(" ")[0]) < 5
+    assert os.sched_getaffinity(0) == cores
+    with pytest.raises(SystemExit):
+        against.main([str(tmp_path)])
+    assert "is no checkout" in capsys.readouterr().err
 
 
 @pytest.mark.slow  # two CNNs
