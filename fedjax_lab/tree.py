@@ -101,13 +101,13 @@ def path_text(path: Any) -> str:
 def named_keys(path: Any) -> Any:
     """Return the keys of a path that are names: flax's boxes around an array have none.
 
-    An ``nnx.Variable`` in the dicts of an ``nnx.State`` has the path ``["kernel"].value``.
+    An ``nnx.Variable`` in an ``nnx.State`` has the path ``["kernel"].value``.
 
     Args:
       path: of ``jax.tree_util.tree_leaves_with_path``.
     """
-    in_dicts = len(path) > 1 and all(isinstance(k, jax.tree_util.DictKey) for k in path[:-1])
-    return path[:-1] if in_dicts and path[-1] == jax.tree_util.GetAttrKey("value") else path
+    is_box = len(path) > 1 and path[-1] == jax.tree_util.GetAttrKey("value")
+    return path[:-1] if is_box and isinstance(path[-2], jax.tree_util.DictKey) else path
 
 
 def by_path(tree: PyTree) -> dict[str, Any]:

@@ -70,8 +70,8 @@ def main(arguments=None):
     before = given.before.resolve()
     if not (before / "fedjax_lab" / "__init__.py").is_file():
         parser.error(f"{before} is no checkout: it has no fedjax_lab/__init__.py")
-    print("| workload | before, ms | now, ms | now / before | first row, s |")
-    print("|---|---:|---:|---:|---:|")
+    print("| workload | before, ms | now, ms | now / before | first row, s | peak, MB |")
+    print("|---|---:|---:|---:|---:|---:|")
     pool = concurrent.futures.ThreadPoolExecutor(2)
     with tempfile.TemporaryDirectory() as folder, on_one_core(), pool:
         roots = [
@@ -88,15 +88,17 @@ def main(arguments=None):
             turns = [at_once(pool, roots, system, job) for _ in range(given.repeats)]
             failed = [a["status"] for turn in turns for a in turn if "status" in a]
             if failed:
-                print(f"| {name} | {failed[0]} | | | |", flush=True)
+                print(f"| {name} | {failed[0]} | | | | |", flush=True)
                 continue
             taken = [[np.median(a["processor_milliseconds"]) for a in turn] for turn in turns]
             first = [[a["first_row_processor_seconds"] for a in turn] for turn in turns]
+            memory = [[a["peak_bytes"] / 1e6 for a in turn] for turn in turns]
             ratios = [now / earlier for earlier, now in taken]
-            rounds, rows = np.median(taken, axis=0), np.median(first, axis=0)
+            rounds, rows, peak = (np.median(of, axis=0) for of in (taken, first, memory))
             print(
                 f"| {name} | {rounds[0]:.1f} | {rounds[1]:.1f} | {np.median(ratios):.2f} "
-                f"({min(ratios):.2f} to {max(ratios):.2f}) | {rows[0]:.1f}, {rows[1]:.1f} |",
+                f"({min(ratios):.2f} to {max(ratios):.2f}) | {rows[0]:.1f}, {rows[1]:.1f} | "
+                f"{peak[0]:.0f}, {peak[1]:.0f} |",
                 flush=True,
             )
 

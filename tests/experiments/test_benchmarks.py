@@ -253,7 +253,7 @@ def test_two_checkouts_run_at_once_on_one_core(tmp_path, capsys):
     cores = os.sched_getaffinity(0)
     against.main(f"{compare.ROOT} --workloads W0 --scale smoke --repeats 1".split())
     *_, row = capsys.readouterr().out.splitlines()
-    name, before, now, ratio, _ = row.strip("| ").split(" | ")
+    name, before, now, ratio, _, _ = row.strip("| ").split(" | ")
     assert name == "W0"
     assert float(before) > 0
     assert float(now) > 0

@@ -214,3 +214,8 @@ def test_batch_norm_of_ones_own_in_nnx_and_its_mask():
     assert {name: bool(v) for name, v in tree.by_path(held).items() if "norm/" in name} == {
         "norm/bias": False, "norm/running_mean": True, "norm/running_var": True, "norm/scale": False
     }  # fmt: skip
+    # A user's params may hold two states in a tuple.
+    both = running_statistics((params, {"more": params}))
+    assert jax.tree.leaves(both) == 2 * jax.tree.leaves(held)
+    (path, _), *_ = jax.tree_util.tree_leaves_with_path((params, 0))
+    assert tree.path_text(path) == "0/first/bias"
