@@ -1,8 +1,9 @@
 """Processor time of a round, of this checkout's package and of another one's.
 
 Both run at the same time on one core, so that whatever else the machine does weighs on both alike:
-ratios repeat to a few hundredths beside other work. Each runs ``experiments`` of this checkout.
-Wall time on all cores, as ``experiments.benchmarks`` has it, needs an idle machine.
+ratios repeat to a few hundredths beside other work. Programs are those of a machine of one core.
+Each runs ``experiments`` of this checkout. Wall time on all cores, as ``experiments.benchmarks``
+has it, needs an idle machine.
 
     git worktree add ../before COMMIT
     python -m experiments.benchmarks.against ../before [--workloads W1s W3 ...] [--method M]
