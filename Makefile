@@ -12,8 +12,8 @@ STUDIES := catalogue cfedavg fafed fedspeed fedswa gradma
 
 .PHONY: help demo check test test-methods test-pretrained test-gpu test-all test-newest faults fuzz lint docs notebooks \
   wheel-check paper-tasks release qp-accuracy smoke leaderboard studies-report clean accelerator-check \
-  bench bench-opponents bench-against bench-zoo bench-latency bench-methods bench-wrappers bench-sweep bench-memory bench-clients \
-  bench-streams bench-tuning bench-collectives bench-same-bits bench-bits
+  bench bench-opponents bench-against bench-zoo bench-latency bench-methods bench-wrappers bench-sweep bench-memory \
+  bench-clients bench-streams bench-tuning bench-collectives bench-same-bits bench-bits
 .PHONY: $(STUDIES:%=%-study) privacy-study robustness-study theory-study natural-study
 
 ## make help: this list

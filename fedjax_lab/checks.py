@@ -169,12 +169,17 @@ def did_you_mean(name: str, names: Iterable[str], synonyms: Iterable[str] = ()) 
     return f" Did you mean {' or '.join(map(repr, near))}?" if near else ""
 
 
-def check_tilde(argument: str, path: str | os.PathLike[str]) -> None:
+def check_tilde(argument: str, path: str | os.PathLike[str] | None) -> None:
     """Check that a path to write to needs no home in place of a ~, which shells alone replace.
+
+    Args:
+      path: what was given; None: nothing is written.
 
     Raises:
       ValueError: it does, and no file or folder has this name.
     """
+    if path is None:
+        return
     home, there = os.path.expanduser(path), os.path.abspath(path)
     if home != os.fspath(path) and not os.path.exists(there):
         raise ValueError(

@@ -81,7 +81,7 @@ def main(arguments=None):
         ]
         for name in given.workloads:
             if name in zoo.ZOO:
-                system, job = "zoo", zoo.job_of(name, folder)
+                system, job = "zoo", zoo.job_of(name, folder, 1 if given.scale == "smoke" else None)
             else:
                 path, _ = write_data(name, folder)
                 system, job = "fedjax_lab", job_of(name, path, given.scale, MAX_SECONDS)

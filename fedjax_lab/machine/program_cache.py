@@ -45,8 +45,7 @@ def keep_programs(folder: str | Path | None = None) -> bool:
       OSError: the folder is not writable, or it is None and the user has no home.
       ValueError: it begins with a ~.
     """
-    if folder is not None:
-        check_tilde("folder", folder)
+    check_tilde("folder", folder)
     config: Any = jax.config  # its attributes are made at run time
     is_chosen = config.jax_compilation_cache_dir or not config.jax_enable_compilation_cache
     if is_chosen or os.environ.get(VARIABLE) == "off":

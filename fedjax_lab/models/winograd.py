@@ -88,9 +88,9 @@ def saves_time(outputs: tuple[int, int], batch: int, kernel: tuple[int, ...]) ->
 
     They are wherever all rows are multiplied at once. Elsewhere the estimate models one core's work
     on an output row: a number read or written by the linear maps costs as much as two
-    multiplications in a matrix product, and small products are slow. Of 116 measured shapes
-    (``experiments/benchmarks/tiles.py``) it chose tiles on none where they are slower by a tenth,
-    and left them out on three where they are faster by 0.1 to 0.3.
+    multiplications in a matrix product, and small products are slow, most of all those of few
+    columns. Of 116 measured shapes (``experiments/benchmarks/tiles.py``) it chose tiles on none
+    where they are slower by a tenth, and left them out on three where they are faster by up to 0.3.
 
     Args:
       outputs: (H', W').
@@ -129,7 +129,7 @@ def features(x: jax.Array, kernel: jax.Array, stride: int, tile: int) -> jax.Arr
     num_rows = window.positions(x.shape[0])
     at_once = _at_once(num_rows, num_tiles * batch, matrices.shape)
     images_first = num_tiles * batch <= num_features
-    if not images_first:  # few features, summed along the minor axis of each
+    if not images_first:  # each feature's weights are then read in a row
         matrices = written_out(matrices.swapaxes(1, 2))
 
     def rows(under):

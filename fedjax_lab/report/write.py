@@ -116,8 +116,7 @@ def write_pages(report: Report, out: str | Path | None = None, figures: str = "p
       ImportError: matplotlib is missing.
     """
     check_choice("figures", figures, FORMS)
-    if out is not None:
-        check_tilde("out", out)
+    check_tilde("out", out)
     runs, sections, pivots = report.runs, report.sections, report.pivots
     folder = default_folder(runs) if out is None else Path(out)
     folder.mkdir(parents=True, exist_ok=True)

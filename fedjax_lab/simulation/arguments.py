@@ -76,8 +76,7 @@ def check_outputs(run_dir: Any, profile_dir: Any, config: Any, score_clients: An
         )
     if not (profile_dir is None or isinstance(profile_dir, (str, os.PathLike))):
         raise TypeError(f"profile_dir is {profile_dir!r}; it must be a path or None.")
-    if profile_dir is not None:
-        check_tilde("profile_dir", profile_dir)
+    check_tilde("profile_dir", profile_dir)
     _check_config(config)
 
 

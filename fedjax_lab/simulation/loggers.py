@@ -156,8 +156,7 @@ class WandbLogger:
     """
 
     def __init__(self, folder: str | Path | None = None, **settings: Any):
-        if folder is not None:
-            check_tilde("folder", folder)
+        check_tilde("folder", folder)
         self._wandb = imported("wandb", "the logger wandb needs wandb", "wandb")
         self._folder = None if folder is None else Path(folder)
         self._settings = settings

@@ -248,6 +248,7 @@ def test_wrappers_take_turns_with_the_plain_method(small, capsys):
     assert row.startswith("| W3 | 4 | dp | ")
 
 
+@pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="processes choose no core")
 @pytest.mark.slow  # two processes
 def test_two_checkouts_run_at_once_on_one_core(tmp_path, capsys):
     cores = os.sched_getaffinity(0)
