@@ -42,7 +42,8 @@ def keep_programs(folder: str | Path | None = None) -> bool:
       True if this call turned the cache on.
 
     Raises:
-      OSError: the folder is not writable, or it is None and the user has no home.
+      OSError: the folder is not writable, or it is None and the user has no home or the variable
+        begins with a ~.
       ValueError: it begins with a ~.
     """
     check_tilde("folder", folder)
@@ -118,20 +119,28 @@ def keep_by_default(quiet: bool = False) -> None:
 
 
 def _default() -> Path:
-    if chosen := os.environ.get(VARIABLE):
-        return Path(chosen)
-    return user_cache() / "programs" / processor()
+    return _folder_of(VARIABLE) or user_cache() / "programs" / processor()
+
+
+def _folder_of(variable: str) -> Path | None:
+    """Return the folder that an environment variable names; None: none."""
+    chosen = os.environ.get(variable)
+    try:
+        check_tilde(variable, chosen)
+    except ValueError as error:
+        raise OSError(str(error)) from error
+    return Path(chosen) if chosen else None
 
 
 def user_cache() -> Path:
     """Return the library's folder in the user's cache, below ``XDG_CACHE_HOME`` or ~/.cache.
 
     Raises:
-      OSError: the user has no home, as under a number without a name in a container.
+      OSError: the user has no home, as under a number without a name in a container; or the
+        variable begins with a ~.
     """
-    chosen = os.environ.get("XDG_CACHE_HOME")
     try:
-        cache = Path(chosen) if chosen else Path.home() / ".cache"
+        cache = _folder_of("XDG_CACHE_HOME") or Path.home() / ".cache"
     except RuntimeError as error:
         raise OSError(f"the user has no home; set HOME or XDG_CACHE_HOME ({error})") from error
     return cache / "fedjax_lab"

@@ -239,11 +239,16 @@ def is_enough(stop_when: Callable[[Row], Any] | None, row: Row) -> bool:
     """Return whether the run ends after a row.
 
     Raises:
+      KeyError: it asked for a number that the row lacks.
       TypeError: it returned several values.
     """
     if stop_when is None:
         return False
-    said = stop_when(dict(row))
+    try:
+        said = stop_when(dict(row))
+    except KeyError as error:
+        error.add_note(f"stop_when is given a row with {', '.join(row)}.")
+        raise
     if np.ndim(said):
         raise TypeError(
             f"stop_when returned {said!r}, of shape {np.shape(said)}; it must return one truth "

@@ -168,6 +168,17 @@ def test_a_user_without_a_home_is_warned(nothing_chosen, monkeypatch):
     assert folder() is None
 
 
+@pytest.mark.parametrize("variable", [programs.VARIABLE, "XDG_CACHE_HOME"])
+def test_no_folder_is_called_tilde(nothing_chosen, monkeypatch, tmp_path, variable):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv(variable, "~/programs")
+    with pytest.warns(UserWarning, match=f"cannot be stored: {variable} is '~/programs', in which"):
+        keep_by_default()
+    assert folder() is None
+    assert not any(tmp_path.iterdir())
+
+
 def test_the_program_that_draws_a_model_is_kept_too(nothing_chosen):
     models.build("mlp", num_classes=2, hidden=(4,)).init(jax.random.key(0), jnp.ones((1, 3)))
     assert folder() is not None

@@ -62,6 +62,13 @@ def test_answers_that_are_no_numbers(changes, message):
         run(FEDAVG, **changes)
 
 
+def test_a_number_that_rows_lack_is_told_with_those_that_they_have():
+    with pytest.raises(KeyError, match="accuracy") as caught:
+        run(FEDAVG, stop_when=lambda row: row["accuracy"] > 0.9)
+    (note,) = caught.value.__notes__
+    assert note.startswith("stop_when is given a row with round, ")
+
+
 @pytest.mark.parametrize("value", ["0.1", b"1", True, np.True_, jnp.array(True), [0.1], np.ones(1)])
 def test_what_python_turns_into_a_number_is_none(value):
     with pytest.raises(TypeError, match=r"client_lr is .*; it must be a number, or a schedule"):
