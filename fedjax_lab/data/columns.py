@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from fedjax_lab.data.cells import Text
+from fedjax_lab.data.cells import Missing, Text
 from fedjax_lab.data.dtypes import check_float32
 from fedjax_lab.data.sources import Examples
 from fedjax_lab.data.tables import Column, Table, missing_error
@@ -18,6 +18,7 @@ from fedjax_lab.data.tables import Column, Table, missing_error
 Columns = Any
 # {text column: its values in the order of their codes, or None for those that occur}
 Categories = Mapping[Any, Sequence[str] | None]
+Marks = Mapping[str, np.ndarray]  # {mark of a missing value: the rows that have it}
 
 _EXACT = 2**24  # up to here float32 holds all integers
 _LOST = 0.01  # share of a column's standard deviation that rounding may take
@@ -102,9 +103,14 @@ def read_columns(
         for name in several(of):
             column = found[argument, name]
             if isinstance(column.values, Text):
-                parts.append(_codes(argument, name, column.values, chosen, given, used))
-            else:
-                parts.append(_filled(table, argument, name, column, chosen, known, means))
+                used[name] = _values_of(name, column.values, chosen, given)
+                parts.append(_codes(argument, name, column.values, chosen, used[name]))
+                continue
+            numbers, marks = column.values, column.marks
+            _check_numbers(argument, name, numbers)
+            if argument == "x" and name not in means and table.missing.has("mean"):
+                means |= _mean_of(name, numbers, marks, known)
+            parts.append(_filled(argument, name, numbers, marks, table.missing, means)[chosen])
         joined.append(_joined(argument, of, parts))
     inputs, targets = joined
     if targets.dtype == bool:  # losses take classes
@@ -176,33 +182,38 @@ def _is_empty(column: Column) -> bool:
     return sum(map(len, column.marks.values())) == column.values.shape[0]
 
 
-def _filled(
-    table: Table,
-    argument: str,
-    name: Any,
-    column: Column,
-    chosen: np.ndarray,
-    known: np.ndarray,
-    means: dict[Any, float],
-) -> np.ndarray:
-    """Return the numbers of the chosen rows, with missing values filled in.
+def _check_numbers(argument: str, name: Any, column: np.ndarray) -> None:
+    """Check that a column has numbers: floats, integers or truth values."""
+    if column.dtype.kind not in "biuf":
+        raise ValueError(
+            f"{argument} is {name!r}, of dtype {column.dtype}; it must be numbers or text."
+        )
+
+
+def _mean_of(name: Any, numbers: np.ndarray, marks: Marks, known: np.ndarray) -> dict[Any, float]:
+    """Return {name: mean of a column's numbers in some rows}; {} if there are none.
 
     Args:
-      known: bool [n], the rows whose numbers make the mean.
+      known: bool [n], the rows.
     """
-    array, missing = column.values, table.missing
-    assert isinstance(array, np.ndarray)
-    if array.dtype.kind not in "biuf":
-        raise ValueError(
-            f"{argument} is {name!r}, of dtype {array.dtype}; it must be numbers or text."
-        )
-    if argument == "x" and array.ndim == 1 and missing.has("mean"):
-        has_value = known.copy()
-        for rows in column.marks.values():
-            has_value[rows] = False
-        if name not in means and has_value.any():
-            means[name] = float(array[has_value].mean(dtype=np.float64))
-    for mark, rows in column.marks.items():
+    has_value = known.copy()
+    for rows in marks.values():
+        has_value[rows] = False
+    if numbers.ndim > 1 or not has_value.any():
+        return {}
+    return {name: float(numbers[has_value].mean(dtype=np.float64))}
+
+
+def _filled(
+    argument: str,
+    name: Any,
+    numbers: np.ndarray,
+    marks: Marks,
+    missing: Missing,
+    means: Mapping[Any, float],
+) -> np.ndarray:
+    """Return a column's numbers, with missing values filled in except in rows that are dropped."""
+    for mark, rows in marks.items():
         meaning = missing.of(mark)
         if meaning == "drop":
             continue
@@ -212,9 +223,9 @@ def _filled(
                 "or none in a training row."
             )
         number = means[name] if meaning == "mean" else meaning
-        array = array.astype(_dtype_with(array.dtype, number))
-        array[rows] = number
-    return array[chosen]
+        numbers = numbers.astype(_dtype_with(numbers.dtype, number))
+        numbers[rows] = number
+    return numbers
 
 
 def _dtype_with(dtype: np.dtype, number: float) -> np.dtype:
@@ -227,28 +238,29 @@ def _dtype_with(dtype: np.dtype, number: float) -> np.dtype:
     return np.result_type(wide, np.min_scalar_type(int(number)))
 
 
-def _codes(
-    argument: str,
-    name: Any,
-    text: Text,
-    chosen: np.ndarray,
-    given: Categories,
-    used: dict[Any, tuple[str, ...]],
-) -> np.ndarray:
-    """Encode the chosen rows of a text column as int32; its values are added to ``used``."""
-    codes, values = text.codes[chosen], given.get(name)
-    occur = np.unique(codes)
+def _values_of(name: Any, text: Text, chosen: np.ndarray, given: Categories) -> tuple[str, ...]:
+    """Return the values of a text column in the order of their codes: the given ones, or those
+    that occur in the chosen rows.
+    """
+    values = given.get(name)
     if values is None:
-        values = [text.distinct[code] for code in occur]
+        return tuple(text.distinct[code] for code in np.unique(text.codes[chosen]))
     if isinstance(values, (str, Mapping)):
         raise TypeError(
             f"categories[{name!r}] is {values!r}; it must be a sequence of the column's values."
         )
-    places = {value: place for place, value in enumerate(values)}
-    if len(places) != len(values):
+    if len(set(values)) != len(values):
         raise ValueError(f"categories[{name!r}] names a value twice; they must differ.")
+    return tuple(values)
+
+
+def _codes(
+    argument: str, name: Any, text: Text, chosen: np.ndarray, values: Sequence[str]
+) -> np.ndarray:
+    """Encode the chosen rows of a text column as int32, by the places of its values."""
+    codes, places = text.codes[chosen], {value: place for place, value in enumerate(values)}
     table = np.zeros(len(text.distinct), np.int32)
-    for code in occur:
+    for code in np.unique(codes):
         value = text.distinct[code]
         if value not in places:
             raise ValueError(
@@ -256,7 +268,6 @@ def _codes(
                 f"categories[{name!r}]: {', '.join(map(str, values[:10]))}."
             )
         table[code] = places[value]
-    used[name] = tuple(values)
     return table[codes]
 
 
