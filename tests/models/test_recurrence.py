@@ -1,5 +1,7 @@
 """Loops that multiply their state by weights, against the same loops as JAX runs them."""
 
+from collections import Counter
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -133,20 +135,21 @@ def test_weights_that_are_read_elsewhere_too(x64, name):
     np.testing.assert_allclose((got * along).sum(), (ahead - behind) / 2e-6, rtol=1e-5)
 
 
-def shapes_of_products(program):
-    """{result of a product: how many}, of a program and those inside it."""
-    found = {}
+def products(program):
+    """The products of a program and of those inside it."""
     for equation in program.eqns:
         if equation.primitive.name == "dot_general":
-            shape = equation.outvars[0].aval.shape
-            found[shape] = found.get(shape, 0) + 1
+            yield equation
         for inside in jax.tree.leaves(
             list(equation.params.values()), is_leaf=lambda value: hasattr(value, "eqns")
         ):
             if hasattr(inside, "eqns"):
-                for shape, count in shapes_of_products(inside).items():
-                    found[shape] = found.get(shape, 0) + count
-    return found
+                yield from products(inside)
+
+
+def shapes_of_products(program):
+    """{result of a product: how many}."""
+    return Counter(equation.outvars[0].aval.shape for equation in products(program))
 
 
 def test_inputs_and_gradients_of_weights_are_one_product(x64):
@@ -159,6 +162,16 @@ def test_inputs_and_gradients_of_weights_are_one_product(x64):
     whole = shapes_of_products(program.jaxpr)
     assert whole[(5, 3, 16)] == 1
     assert whole.get((4, 16), 0) + whole.get((16, 4), 0) == 1
+
+
+@pytest.mark.parametrize(("target", "backward"), [("cpu", (0,)), ("h100", (1,))])
+def test_a_cpu_reads_weights_along_their_rows_in_both_directions(x64, target, backward):
+    function, params, x = layer(nn.OptimizedLSTMCell)
+    with tracing_for(named(target)):
+        program = jax.make_jaxpr(jax.grad(lambda p: lowered(function)(p, x).sum()))(params)
+    loops = [e.params["jaxpr"] for e in program.jaxpr.eqns if e.primitive.name == "scan"]
+    summed = [[e.params["dimension_numbers"][0][1] for e in products(loop)] for loop in loops]
+    assert summed == [[(0,)], [backward]]
 
 
 def test_the_program_is_always_the_same(x64):
