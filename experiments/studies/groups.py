@@ -49,8 +49,7 @@ def difference(one: Group, other: Group, measure: Callable[[Run], float]) -> Est
       measure: of a run.
     """
     if one.runs[0].config["drawn"] == other.runs[0].config["drawn"]:
-        found = paired_difference(one, other, measure)
-        return None if found is None else found.estimate
+        return paired_difference(one, other, measure)
     means, squares, counts = [], [], []
     for group in (one, other):
         found = estimate([measure(run) for run in group.runs])

@@ -138,6 +138,6 @@ def pivots_csv(pivots: Sequence[Pivot]) -> str:
             mark = " ".join(filter(None, [cell.mark, "unsolved" if cell.unsolved else ""]))
             about = [pivot.title, row, column, mark]
             lines.append((about, f"{pivot.score.name}{pivot.score.unit}", cell.score))
-            if not math.isnan(cell.target):
-                lines.append((about, f"rounds to {100 * cell.target:.10g} %", cell.rounds))
+            if not math.isnan(target := pivot.targets[place[1]]):
+                lines.append((about, f"rounds to {100 * target:.10g} %", cell.rounds))
     return estimates_csv(["table", *pivots[0].axes, "mark"], lines)

@@ -6,7 +6,6 @@ varies less than each of them.
 
 import math
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
 from fedjax_lab.estimates import (
     NOTHING,
@@ -21,46 +20,36 @@ from fedjax_lab.report.runs import Group, Run, what_is_drawn
 NOISE = "≈"  # marks a difference whose interval contains 0
 
 
-class Difference(NamedTuple):
-    """A mean of paired differences.
+def within_noise(difference: Estimate) -> bool:
+    """Return True if the interval of a mean difference contains 0."""
+    mean, half_width, _ = difference
+    return half_width is not None and abs(mean) <= half_width
 
-    Attributes:
-      estimate: mean and 95 % interval (Student's t) over the common seeds.
-    """
 
-    estimate: Estimate
+def p_value(difference: Estimate) -> float:
+    """Return the p-value of the two-sided paired t-test; NaN for a single seed."""
+    from scipy.special import stdtr
 
-    @property
-    def within_noise(self) -> bool:
-        """True if the interval contains 0."""
-        half_width = self.estimate.half_width
-        return half_width is not None and abs(self.estimate.mean) <= half_width
-
-    @property
-    def p(self) -> float:
-        """p-value of the two-sided paired t-test; NaN for a single seed."""
-        from scipy.special import stdtr
-
-        mean, half_width, n = self.estimate
-        if half_width is None or math.isnan(mean):
-            return math.nan
-        if half_width == 0:
-            return 1.0 if mean == 0 else 0.0
-        t = abs(mean) / half_width * standard_errors(n)
-        return float(2 * stdtr(n - 1, -t))
+    mean, half_width, n = difference
+    if half_width is None or math.isnan(mean):
+        return math.nan
+    if half_width == 0:
+        return 1.0 if mean == 0 else 0.0
+    t = abs(mean) / half_width * standard_errors(n)
+    return float(2 * stdtr(n - 1, -t))
 
 
 def paired_difference(
     better: Group, worse: Group, measure: Callable[[Run], float]
-) -> Difference | None:
-    """Compute ``measure`` of the first group minus that of the second, over common seeds.
+) -> Estimate | None:
+    """Estimate ``measure`` of the first group minus that of the second, over common seeds.
 
     None if there is no common seed; a seed with another partition counts as another seed.
     """
     first = {what_is_drawn(run): measure(run) for run in better.runs}
     second = {what_is_drawn(run): measure(run) for run in worse.runs}
     differences = [first[key] - second[key] for key in first if key in second]
-    return Difference(estimate(differences)) if differences else None
+    return estimate(differences) if differences else None
 
 
 def best_group(groups: Sequence[Group], measure: Callable[[Run], float]) -> Group | None:
@@ -72,7 +61,7 @@ def best_group(groups: Sequence[Group], measure: Callable[[Run], float]) -> Grou
 
 def compare_with_best(
     groups: Sequence[Group], measure: Callable[[Run], float]
-) -> tuple[Group | None, list[Difference | None]]:
+) -> tuple[Group | None, list[Estimate | None]]:
     """Return the best group, and its ``paired_difference`` from each other group."""
     leader = best_group(groups, measure)
     return leader, [
@@ -90,16 +79,16 @@ def behind_best(
       is_error: whether decimals follow from the size of the differences; otherwise two.
     """
     leader, behind = compare_with_best(groups, measure)
-    largest = max((abs(found.estimate.mean) for found in behind if found), default=math.nan)
+    largest = max((abs(found.mean) for found in behind if found), default=math.nan)
     digits = digits_of([largest], is_error)
 
-    def cells(group: Group, found: Difference | None) -> list[str]:
+    def cells(group: Group, found: Estimate | None) -> list[str]:
         if group is leader:
             return ["best", NOTHING]
-        if found is None or math.isnan(found.estimate.mean):
+        if found is None or math.isnan(found.mean):
             return [NOTHING, NOTHING]
-        mark = f" {NOISE}" if found.within_noise else ""
-        return [format_estimate(found.estimate, digits) + mark, _format_p(found.p)]
+        mark = f" {NOISE}" if within_noise(found) else ""
+        return [format_estimate(found, digits) + mark, _format_p(p_value(found))]
 
     return [cells(group, found) for group, found in zip(groups, behind, strict=True)]
 

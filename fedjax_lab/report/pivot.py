@@ -10,7 +10,7 @@ from fedjax_lab.checks import check_choice
 from fedjax_lab.estimates import NOTHING, Estimate, estimate, format_estimate
 from fedjax_lab.markdown import Cells, inert, markdown_table, printable
 from fedjax_lab.report.cells import UNSOLVED, worst_residual
-from fedjax_lab.report.paired import NOISE, compare_with_best
+from fedjax_lab.report.paired import NOISE, compare_with_best, within_noise
 from fedjax_lab.report.runs import Group, Run
 from fedjax_lab.report.sections import Section, runs_of, score_of, setting_of, tail_of
 from fedjax_lab.report.settings import (
@@ -37,8 +37,7 @@ class Cell(NamedTuple):
     Attributes:
       score: mean and interval over the seeds; of accuracies in percent.
       mark: "best" of its setting, "tie" (the paired difference from the best is within noise), "".
-      rounds: rounds to the target; NaN if a seed does not reach it.
-      target: that of the setting, a fraction; NaN for errors.
+      rounds: rounds to the setting's target; NaN if a seed does not reach it.
       reached: seeds that reach it.
       unsolved: whether quadratic programs of the method were not solved in one of its runs.
     """
@@ -46,7 +45,6 @@ class Cell(NamedTuple):
     score: Estimate
     mark: str
     rounds: Estimate
-    target: float
     reached: int
     unsolved: bool
 
@@ -59,6 +57,7 @@ class Pivot(NamedTuple):
       axes: names of the rows and of the columns.
       methods, settings: labels of the two axes.
       cells: by (method, setting); empty ones are missing.
+      targets: setting -> its target, a fraction; NaN for errors.
       score: the score of its cells.
       merged: methods of which each column has other hyperparameters, with their names.
     """
@@ -68,6 +67,7 @@ class Pivot(NamedTuple):
     methods: list[str]
     settings: list[str]
     cells: dict[tuple[str, str], Cell]
+    targets: dict[str, float]
     score: Score
     merged: dict[str, list[str]]
 
@@ -154,21 +154,27 @@ def _pivot(
       ValueError: two sections or two groups differ in what the table does not show.
     """
     score = score_of(runs_of(group for one in sections for group in one.groups))
-    labels, merged = _labels(sections)
+    told, merged = _told_apart(sections)
     side = axes[1 - axes.index(METHOD)]
     of_name: dict[str, Section] = {}
     of_cell: dict[tuple[str, str], Group] = {}
     cells: dict[tuple[str, str], Cell] = {}
-    for one, methods in zip(sections, labels, strict=True):
+    targets: dict[str, float] = {}
+    for one in sections:
         name = show(_values(one).get(side))
         before = of_name.setdefault(name, one)
         if before is not one:
             names = names_that_differ([_values(before), _values(one)])
             first = before.groups[0], one.groups[0]
             raise _not_shown(*first, f"{side} {name}", names)
-        found = _cells(one, score, target)
-        for group, method, cell in zip(one.groups, methods, found, strict=True):
-            place = method, name
+        if target is None or not score.is_accuracy:
+            targets[name] = default_target(one.groups, score)
+        else:
+            targets[name] = target
+        for group, cell in zip(one.groups, _cells(one, score, targets[name]), strict=True):
+            run = group.runs[0]
+            shown = shown_parts(parts_of(run.settings), told[run.algorithm])
+            place = label_of(run.algorithm, shown), name
             beside = of_cell.setdefault(place, group)
             if beside is not group:
                 names = names_that_differ([of.runs[0].settings for of in (beside, group)])
@@ -178,7 +184,8 @@ def _pivot(
         dict.fromkeys(method for method, _ in cells),
         key=lambda name: _loss(cells, score.sign, name),
     )
-    return Pivot(title, axes, best_first, sorted(of_name, key=_natural), cells, score, merged)
+    settings = sorted(of_name, key=_natural)
+    return Pivot(title, axes, best_first, settings, cells, targets, score, merged)
 
 
 def _not_shown(one: Group, other: Group, what: str, names: Sequence[str]) -> ValueError:
@@ -202,50 +209,45 @@ def _natural(text: str) -> list[Any]:
     return [(float(part), "") if place % 2 else (0.0, part) for place, part in enumerate(parts)]
 
 
-def _cells(section: Section, score: Score, target: float | None) -> list[Cell]:
+def _cells(section: Section, score: Score, target: float) -> list[Cell]:
     """Return the cell of each group; groups are compared with the best one of the section."""
     tail = tail_of(runs_of(section.groups))
 
     def value(run: Run) -> float:
         return score.scale * tail.mean(run, score.name)
 
-    if target is None or not score.is_accuracy:
-        target = default_target(section.groups, score)
     leader, differences = compare_with_best(section.groups, lambda run: score.sign * value(run))
     found = []
     for group, difference in zip(section.groups, differences, strict=True):
-        tied = difference is not None and difference.within_noise
+        tied = difference is not None and within_noise(difference)
         mark = "best" if group is leader else "tie" if tied else ""
         reached = [reach(run.rows, target, score.name) for run in group.runs]
         rounds = estimate([math.nan if row is None else number(row["round"]) for row in reached])
         count = sum(row is not None for row in reached)
         unsolved = any(map(worst_residual, group.runs))
-        found.append(Cell(group.over_seeds(value), mark, rounds, target, count, unsolved))
+        found.append(Cell(group.over_seeds(value), mark, rounds, count, unsolved))
     return found
 
 
-def _labels(sections: Sequence[Section]) -> tuple[list[list[str]], dict[str, list[str]]]:
-    """Return the groups' labels, and the methods whose hyperparameters differ between sections.
+def _told_apart(
+    sections: Sequence[Section],
+) -> tuple[dict[str, dict[str, None]], dict[str, list[str]]]:
+    """Return method -> the settings that differ within a section, and method -> those between them.
 
-    A label names what differs within a section. What differs between sections alone makes no other
-    row, because the method may have been tuned there.
+    Labels name the first ones. What differs between sections alone makes no other row, because the
+    method may have been tuned there.
     """
     runs = [[group.runs[0] for group in one.groups] for one in sections]
     within: dict[str, dict[str, None]] = {}
-    merged: dict[str, list[str]] = {}
+    between: dict[str, list[str]] = {}
     for method in dict.fromkeys(run.algorithm for some in runs for run in some):
         own = [[run for run in some if run.algorithm == method] for some in runs]
         parts = [[parts_of(run.settings) for run in some] for some in own]
         within[method] = dict.fromkeys(n for some in parts for n in parts_that_differ(some))
         of_all = [parts_of(_hyperparameters(run)) for some in own for run in some]
-        if between := [n for n in parts_that_differ(of_all) if n not in within[method]]:
-            merged[method] = between
-
-    def label(run: Run) -> str:
-        shown = shown_parts(parts_of(run.settings), within[run.algorithm])
-        return label_of(run.algorithm, shown)
-
-    return [list(map(label, some)) for some in runs], merged
+        if names := [n for n in parts_that_differ(of_all) if n not in within[method]]:
+            between[method] = names
+    return within, between
 
 
 def _hyperparameters(run: Run) -> dict[str, Any]:
@@ -278,12 +280,11 @@ def target_rows(pivot: Pivot) -> Cells | None:
             return format_estimate(cell.rounds, 0)
         return f"{cell.reached} of {cell.score.n} seeds" if cell.reached else NOTHING
 
-    if all(math.isnan(cell.target) for cell in pivot.cells.values()):
+    if all(map(math.isnan, pivot.targets.values())):
         return None
-    targets = {setting: cell.target for (_, setting), cell in pivot.cells.items()}
 
     def named(setting: str) -> str:
-        target = targets[setting]
+        target = pivot.targets[setting]
         return setting if math.isnan(target) else f"{setting} ({100 * target:.10g} %)"
 
     return _rows(pivot, text, named)

@@ -150,7 +150,7 @@ def test_a_table_of_methods_by_partitions_against_numpy(grid):
             assert cell.score.half_width == pytest.approx(100 * half)
             tied = name != best and paired(methods[best], values) > 0.05
             assert cell.mark == ("best" if name == best else "tie" if tied else "")
-            assert cell.target == math.floor(950 * means[best]) / 1000
+            assert pivot.targets[spec] == math.floor(950 * means[best]) / 1000
     assert ("scaffold", "dirichlet:10") not in pivot.cells
     rows = score_rows(pivot, lambda text: f"<{text}>")
     assert rows[0] == ["method", *GRID]
