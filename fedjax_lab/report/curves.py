@@ -3,7 +3,7 @@ the lines are too many.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -33,46 +33,46 @@ _SPAN = 30.0  # points below the best that a ranking shows
 
 
 class Measure(NamedTuple):
-    """The quantity of an axis: its label, and a run's values, one for each evaluation."""
+    """The quantity of an axis: the name of a column of runs' rows, its label, and a factor."""
 
+    name: str
     label: str
-    values: Callable[[Run], list[float]]
+    scale: float = 1.0
 
-
-def metric(name: str, label: str, scale: float = 1.0) -> Measure:
-    """Create a measure from a column of a run's rows, times ``scale``."""
-    return Measure(label, lambda run: [scale * value for value in run.values(name)])
+    def values(self, run: Run) -> list[float]:
+        """Return a run's values, one for each evaluation."""
+        return [self.scale * value for value in run.values(self.name)]
 
 
 def measure_of(score: Score) -> Measure:
     """Return the measure of a score, such as "test accuracy of the own models (%)"."""
     of = " of the own models" if score.is_own else ""
     label = f"{'test ' * score.is_accuracy}{literal(score.words)}{of}{score.unit}"
-    return metric(score.name, label, score.scale)
+    return Measure(score.name, label, score.scale)
 
 
-ROUNDS = metric("round", "round")
+ROUNDS = Measure("round", "round")
 ACCURACY = measure_of(Score(TEST, TEST))
-GLOBAL_MODEL = metric(TEST, "test accuracy of the global model (%)", 100)
+GLOBAL_MODEL = Measure(TEST, "test accuracy of the global model (%)", 100)
 COSTS = (
     ROUNDS,
-    metric("bytes_up", "uplink of all clients together (MB)", 1e-6),
-    metric("gradients", "mini-batch gradients of all clients (thousands)", 1e-3),
+    Measure("bytes_up", "uplink of all clients together (MB)", 1e-6),
+    Measure("gradients", "mini-batch gradients of all clients (thousands)", 1e-3),
 )
 ERRORS, OWN_ERRORS = (measure_of(Score(ERROR, name)) for name in (ERROR, f"{OWN}{ERROR}"))
-PERPLEXITIES = metric("perplexity", "perplexity")
-LOSSES = (metric("loss", "training loss (in local steps)"), metric("test_loss", "test loss"))
-DRIFT = metric("client_drift", "client drift, mean ‖y - x‖²")
+PERPLEXITIES = Measure("perplexity", "perplexity")
+LOSSES = (Measure("loss", "training loss (in local steps)"), Measure("test_loss", "test loss"))
+DRIFT = Measure("client_drift", "client drift, mean ‖y - x‖²")
 UPDATES = (
-    metric("update_norm", "norm of an update"),
-    metric("update_cosine", "cosine to the mean update"),
-    metric("cosine_to_last", "cosine to the client's last update"),
-    metric("gradient_diversity", "gradient diversity"),
+    Measure("update_norm", "norm of an update"),
+    Measure("update_cosine", "cosine to the mean update"),
+    Measure("cosine_to_last", "cosine to the client's last update"),
+    Measure("gradient_diversity", "gradient diversity"),
 )
 ERROR_MEMORY = (
-    metric("error_sq", "error memory, mean ‖e‖²"),
-    metric("change_sq", "uncompressed change, mean ‖u‖²"),
-    metric("message_sq", "message sent, mean ‖Δ‖²"),
+    Measure("error_sq", "error memory, mean ‖e‖²"),
+    Measure("change_sq", "uncompressed change, mean ‖u‖²"),
+    Measure("message_sq", "message sent, mean ‖Δ‖²"),
 )
 
 

@@ -1,7 +1,7 @@
 """Reads the files of a run directory; errors name the damaged file."""
 
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -67,7 +67,8 @@ def read_run(
         said = shown(config["algorithm"])
         raise ValueError(f"{path / CONFIG}: 'algorithm' is {said}; not printable.")
     rows = _checked_rows(path, config["rounds"])
-    summary, landscape = read_summary(path / SUMMARY), read_landscape(path / LANDSCAPE)
+    summary = read_summary(path / SUMMARY)
+    landscape = _read_if_there(path / LANDSCAPE, _OF_LANDSCAPE, tuple(_OF_LANDSCAPE))
     diverged = summary.get("stopped") == DIVERGED
     # Metrics of local steps that are called like a score of test examples.
     taken = {name for name in config.get("client_metrics") or () if name.startswith(_SCORES)}
@@ -105,9 +106,7 @@ def read_summary(path: Path) -> dict[str, Any]:
     Raises:
       ValueError: it cannot be read, or a value has another type.
     """
-    summary = _read_if_there(path, _OF_SUMMARY)
-    numbers = [name for name in summary if name.startswith("worst_10_percent_")]
-    _check_numbers(path, summary, (*numbers, *_OF_CLIENTS))
+    summary = _read_if_there(path, _OF_SUMMARY, ("worst_10_percent_", *_OF_CLIENTS))
     each = {name: summary[name] for name in _OF_CLIENTS if summary.get(name) is not None}
     if len({len(values) for values in each.values()}) > 1:
         raise ValueError(f"{path}: {' and '.join(map(repr, each))} must have equal lengths.")
@@ -120,8 +119,7 @@ def read_partition(path: Path) -> dict[str, Any]:
     Raises:
       ValueError: as ``read_summary``.
     """
-    partition = _read_if_there(path, _OF_PARTITION)
-    _check_numbers(path, partition, ("label_histogram",))
+    partition = _read_if_there(path, _OF_PARTITION, ("label_histogram",))
     histogram = partition.get("label_histogram")
     if histogram is not None:
         lengths = {len(row) if isinstance(row, list) else 0 for row in histogram}
@@ -134,19 +132,19 @@ def read_partition(path: Path) -> dict[str, Any]:
     return partition
 
 
-def read_landscape(path: Path) -> dict[str, Any]:
-    """Read a run's landscape.json; {} if there is none.
+def _read_if_there(path: Path, kinds: Kinds, numbers: tuple[str, ...]) -> dict[str, Any]:
+    """Read a JSON file; {} if there is none.
 
-    Raises:
-      ValueError: as ``read_summary``.
+    Args:
+      numbers: beginnings of the names whose values are numbers, null, or lists of these.
     """
-    landscape = _read_if_there(path, _OF_LANDSCAPE)
-    _check_numbers(path, landscape, _OF_LANDSCAPE)
-    return landscape
-
-
-def _read_if_there(path: Path, kinds: Kinds) -> dict[str, Any]:
-    return read_json(path, optional=kinds) if path.exists() else {}
+    found = read_json(path, optional=kinds) if path.exists() else {}
+    for name, value in found.items():
+        if name.startswith(numbers) and (wrong := no_numbers(value)):
+            raise ValueError(
+                f"{path}: {name!r} has the value {shown(wrong[0])}; it must be a number or null."
+            )
+    return found
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
@@ -202,12 +200,3 @@ def _compare(
         f"{path} has {len(until)} rows up to round {round}, and the checkpoint of that round "
         f"{len(saved)}. Running the same again repairs it."
     )
-
-
-def _check_numbers(path: Path, found: Mapping[str, Any], names: Iterable[str]) -> None:
-    """Check that values are numbers, null, or lists of these."""
-    for name in names:
-        if wrong := no_numbers(found.get(name)):
-            raise ValueError(
-                f"{path}: {name!r} has the value {shown(wrong[0])}; it must be a number or null."
-            )

@@ -19,15 +19,7 @@ from fedjax_lab.report.paired import NOISE
 from fedjax_lab.report.runs import Group, Run
 from fedjax_lab.report.sections import Section, runs_of, score_of, sections_of, tail_of
 from fedjax_lab.report.settings_table import settings_chapter
-from fedjax_lab.report.statistics import (
-    ACCURACY,
-    ERROR,
-    OWN,
-    PERPLEXITY,
-    ROUNDING,
-    Score,
-    best,
-)
+from fedjax_lab.report.statistics import ACCURACY, ERROR, OWN, PERPLEXITY, ROUNDING, Score, best
 
 PAIRED = (
     "Behind the best: the mean difference over the seeds that both have, which share partition, "

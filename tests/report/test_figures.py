@@ -7,10 +7,10 @@ from PIL import Image
 from experiments.studies.ablation import ablation_figure
 from fedjax_lab.report.curves import (
     ROUNDS,
+    Measure,
     Panel,
     accuracy_figure,
     common_curves,
-    metric,
     metric_figure,
     ranking_figure,
 )
@@ -80,7 +80,7 @@ def test_more_runs_than_lines_become_a_shade(tmp_path):
 def test_means_are_over_common_rounds(tmp_path):
     write_run(tmp_path / "a", [0.2, 0.4, 0.9])
     write_run(tmp_path / "b", [0.4, 0.6], seed=1, rounds=15)
-    x, y = common_curves(groups_of(tmp_path)[0], ROUNDS, metric("accuracy", ""))
+    x, y = common_curves(groups_of(tmp_path)[0], ROUNDS, Measure("accuracy", ""))
     assert x.tolist() == [5, 10]
     assert y.tolist() == [[0.2, 0.4], [0.4, 0.6]]
 
@@ -111,7 +111,7 @@ def test_many_groups_of_unequal_length_and_one_that_diverged(tmp_path):
 def test_panels_are_logarithmic_where_all_is_positive(tmp_path):
     write_run(tmp_path / "a", more={"error_sq": 4.0, "change_sq": 0.0})
     groups = groups_of(tmp_path)
-    shown = [Panel(groups, metric(name, name), "title") for name in ("error_sq", "change_sq")]
+    shown = [Panel(groups, Measure(name, name), "title") for name in ("error_sq", "change_sq")]
     first, second = metric_figure(shown).axes
     assert (first.get_yscale(), second.get_yscale()) == ("log", "linear")
     np.testing.assert_allclose(thick(first)[0].get_ydata(), 4.0 / np.arange(5, 61, 5))
