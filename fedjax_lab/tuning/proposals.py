@@ -1,5 +1,6 @@
 """Which points a search tries: evenly spaced ones, or what a sampler of optuna proposes."""
 
+import importlib.metadata
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -8,6 +9,7 @@ import numpy as np
 from fedjax_lab.checks import check_choice
 from fedjax_lab.machine.extras import imported
 from fedjax_lab.simulation.sweep_points import Point
+from fedjax_lab.storage.fingerprint import hash_function
 from fedjax_lab.tuning.space import Range, Space, spread
 
 SAMPLERS = ("random", "tpe")
@@ -23,22 +25,15 @@ class Even:
 
     def __init__(self, space: Space, seed: int):
         self._space, self._seed = space, seed
-        self._points: list[Point] = []
+        self._tried: list[Point] = []
 
     def ask(self, room: int) -> list[Point]:
         """Propose as many new points as there is room for, if the space has them."""
-        if room <= 0:
-            return []
-        batch = spread(self._space, room, self._seed, self._points)
-        self._points += batch
-        return batch
+        return spread(self._space, room, self._seed, self._tried) if room > 0 else []
 
-    def tell(self, scores: Sequence[float]) -> None:
-        """Do nothing."""
-
-    def add(self, points: Sequence[Point], scores: Sequence[float]) -> None:
+    def tell(self, points: Sequence[Point], scores: Sequence[float]) -> None:
         """Leave out points that have been tried; the next ones lie between them."""
-        self._points += points
+        self._tried += points
 
 
 class Sampled:
@@ -59,15 +54,14 @@ class Sampled:
     """
 
     def __init__(self, space: Space, seed: int, sampler: Sampler, count: int):
-        self._optuna = import_optuna()
+        self._optuna = _optuna()
         self._space, self._size = space, -(-count // _BATCHES)
         chosen = self._sampler(sampler, seed, count)
         level = self._optuna.logging.get_verbosity()
         self._optuna.logging.set_verbosity(self._optuna.logging.WARNING)  # no word on the study
         self._study = self._optuna.create_study(sampler=chosen)
         self._optuna.logging.set_verbosity(level)
-        self._trials: list[Any] = []
-        self._points: list[Point] = []
+        self._trials: dict[tuple[float, ...], Any] = {}  # values of a point -> its trial
 
     def _sampler(self, sampler: Sampler, seed: int, count: int) -> Any:
         samplers = self._optuna.samplers
@@ -85,52 +79,64 @@ class Sampled:
 
     def ask(self, room: int) -> list[Point]:
         """Propose a batch of new points; repetitions are asked for again."""
+        points: list[Point] = []
         room = min(room, self._size)
-        self._trials, start = [], len(self._points)
         for _ in range(_ATTEMPTS * room):
-            if len(self._trials) == room:
+            if len(points) == room:
                 break
-            trial = self._study.ask()
-            point = {name: self._suggest(trial, name) for name in self._space}
-            if point in self._points:
+            trial, point = self._next()
+            if tuple(point.values()) in self._trials:
                 self._study.tell(trial, state=self._optuna.trial.TrialState.FAIL)
                 continue
-            self._trials.append(trial)
-            self._points.append(point)
-        return self._points[start:]
+            self._trials[tuple(point.values())] = trial
+            points.append(point)
+        return points
+
+    def tell(self, points: Sequence[Point], scores: Sequence[float]) -> None:
+        """Report the scores of points, proposed or others; those outside the space say nothing."""
+        for point, score in zip(points, scores, strict=True):
+            values = tuple(point.values())
+            if values not in self._trials:
+                if not all(axis.holds(point[name]) for name, axis in self._space.items()):
+                    continue
+                self._study.enqueue_trial({n: self._place(n, v) for n, v in point.items()})
+                self._trials[values], _ = self._next()
+            if np.isfinite(score):
+                self._study.tell(self._trials[values], float(score))
+            else:
+                self._study.tell(self._trials[values], state=self._optuna.trial.TrialState.PRUNED)
+
+    def _next(self) -> tuple[Any, Point]:
+        """Return the next trial of the study, with its point."""
+        trial = self._study.ask()
+        return trial, {name: self._suggest(trial, name) for name in self._space}
 
     def _suggest(self, trial: Any, name: str) -> float:
         axis = self._space[name]
         if isinstance(axis, Range):
             return float(trial.suggest_float(name, axis.low, axis.high, log=True))
-        return axis.values[trial.suggest_int(name, 0, len(axis.values) - 1)]
-
-    def tell(self, scores: Sequence[float]) -> None:
-        """Report the scores of the last batch to the sampler."""
-        for trial, score in zip(self._trials, scores, strict=True):
-            if np.isfinite(score):
-                self._study.tell(trial, float(score))
-            else:
-                self._study.tell(trial, state=self._optuna.trial.TrialState.PRUNED)
-
-    def add(self, points: Sequence[Point], scores: Sequence[float]) -> None:
-        """Report points that have been tried; the sampler learns from those within the space."""
-        for point, score in zip(points, scores, strict=True):
-            self._points.append(point)
-            if all(axis.holds(point[name]) for name, axis in self._space.items()):
-                self._study.enqueue_trial({n: self._place(n, v) for n, v in point.items()})
-                self._trials = [self._study.ask()]
-                for name in self._space:
-                    self._suggest(self._trials[0], name)
-                self.tell([score])
+        return axis[trial.suggest_int(name, 0, len(axis) - 1)]
 
     def _place(self, name: str, value: float) -> float:
         """Return how the sampler names a value: itself, or its place in a list."""
         axis = self._space[name]
-        return value if isinstance(axis, Range) else axis.values.index(value)
+        return value if isinstance(axis, Range) else axis.index(value)
 
 
 Proposals = Even | Sampled  # the source of a search's points, in batches
+
+
+def proposals_of(space: Space, seed: int, sampler: Sampler | None, count: int) -> Proposals:
+    """Return the source of ``count`` points for ``tune``'s argument ``sampler``."""
+    return Even(space, seed) if sampler is None else Sampled(space, seed, sampler, count)
+
+
+def record_sampler(sampler: Sampler | None) -> list[str | None]:
+    """Return what tells ``tune``'s argument ``sampler`` from others, for a search's directory."""
+    if sampler is None:
+        return ["halton", importlib.metadata.version("scipy")]
+    chosen = sampler if isinstance(sampler, str) else hash_function(sampler)
+    return [chosen, _optuna().__version__]
 
 
 def check_sampler(sampler: Sampler | None) -> None:
@@ -150,13 +156,8 @@ def check_sampler(sampler: Sampler | None) -> None:
             f"sampler is {sampler!r}; it must be None, one of {', '.join(SAMPLERS)}, or a function "
             "from a seed to a sampler of optuna."
         )
-    import_optuna()
+    _optuna()
 
 
-def import_optuna() -> Any:
-    """Import optuna.
-
-    Raises:
-      ImportError: optuna is missing.
-    """
+def _optuna() -> Any:
     return imported("optuna", "sampler needs the package optuna", "tune")

@@ -13,6 +13,7 @@ import numpy as np
 
 from fedjax_lab.machine.atomic_files import write_atomically
 from fedjax_lab.machine.json_file import plain_number_or_text, read_json
+from fedjax_lab.storage.rows import plain_row
 from fedjax_lab.storage.run_dir import write_json
 from fedjax_lab.tuning.candidates import Candidate
 from fedjax_lab.tuning.search_result import Trial
@@ -84,20 +85,14 @@ class SearchLog:
             states = f"{hashlib.sha256(name.encode()).hexdigest()[:16]}-{rungs}-{len(trials)}.npz"
             with write_atomically(self._folder / states, "wb") as file:
                 np.savez(file, **arrays)
-        said = [
-            dataclasses.asdict(dataclasses.replace(candidate, leaves=None))
-            for candidate in candidates
-        ]
-        listed = [trial._asdict() for trial in trials]
-        for each in (*said, *listed):  # JSON has no NaN
-            each["score"] = None if math.isnan(each["score"]) else each["score"]
+        without = [dataclasses.replace(candidate, leaves=None) for candidate in candidates]
         self._done[name] = {
             "rungs": rungs,
-            "lanes": said,
+            "lanes": [plain_row(dataclasses.asdict(candidate)) for candidate in without],
             "held": held,
             "states": states,
             "dtypes": [str(leaf.dtype) for leaf in arrays.values()],
-            "trials": listed,
+            "trials": [plain_row(trial._asdict()) for trial in trials],
         }
         write_json(self._folder / TRIALS, {"search": self._digest, "methods": self._done})
         if before and before != states:

@@ -77,7 +77,7 @@ class SearchResult:
         for method, best in self.best.items():
             for name, axis in self._spaces[method].items():
                 tried = {trial.point[name] for trial in self._of(method)}
-                numbers = set(tried) if isinstance(axis, Range) else set(axis.values)
+                numbers = tried if isinstance(axis, Range) else set(axis)
                 if len(numbers) > 1 and best[name] in (min(numbers), max(numbers)):
                     found.setdefault(method, []).append(name)
         return found

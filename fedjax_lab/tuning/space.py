@@ -39,14 +39,8 @@ class Range(NamedTuple):
         return self.low <= value <= self.high
 
 
-class Values(NamedTuple):
-    """A list of numbers.
-
-    Attributes:
-      values: the numbers, in their order.
-    """
-
-    values: tuple[float, ...]
+class Values(tuple[float, ...]):
+    """A list of numbers, in their order."""
 
     def at(self, share: float) -> float:
         """Return the value at a position in the list.
@@ -54,11 +48,11 @@ class Values(NamedTuple):
         Args:
           share: position, from 0 to 1.
         """
-        return self.values[min(int(share * len(self.values)), len(self.values) - 1)]
+        return self[min(int(share * len(self)), len(self) - 1)]
 
     def holds(self, value: float) -> bool:
         """Return whether a number is in the list."""
-        return value in self.values
+        return value in self
 
 
 Space = dict[str, Range | Values]
@@ -188,11 +182,10 @@ def spread(space: Space, count: int, seed: int, tried: Sequence[Point] = ()) -> 
       tried: points that have been chosen before; the new ones lie between them.
     """
     total = len(tried) + count
-    if all(isinstance(axis, Values) for axis in space.values()):
-        whole = [axis.values for axis in space.values() if isinstance(axis, Values)]
-        if math.prod(map(len, whole)) <= total:
-            points = [dict(zip(space, values, strict=True)) for values in itertools.product(*whole)]
-            return _distinct(points, tried)
+    are_lists = all(isinstance(axis, Values) for axis in space.values())
+    if are_lists and math.prod(map(len, space.values())) <= total:
+        whole = itertools.product(*space.values())
+        return _distinct([dict(zip(space, values, strict=True)) for values in whole], tried)
     if len(space) == 1:
         [(name, axis)] = space.items()
         shares = np.linspace(0, 1, total) if total > 1 else np.array([0.5])

@@ -6,7 +6,6 @@ program, as in ``sweep``. After a ninth of the rounds the best third of the poin
 after a third of the rounds the finalists do. Diverged points are stopped.
 """
 
-import importlib.metadata
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Unpack
@@ -36,27 +35,12 @@ from fedjax_lab.storage.lock import one_writer
 from fedjax_lab.storage.run_dir import versions
 from fedjax_lab.tuning.candidates import Candidates
 from fedjax_lab.tuning.halving import equal_budgets
-from fedjax_lab.tuning.proposals import (
-    Even,
-    Proposals,
-    Sampled,
-    Sampler,
-    check_sampler,
-    import_optuna,
-)
+from fedjax_lab.tuning.proposals import Sampler, check_sampler, proposals_of, record_sampler
 from fedjax_lab.tuning.score import ScoreFn, by_loss, by_score, check_score, evaluation_key
 from fedjax_lab.tuning.search import Search
 from fedjax_lab.tuning.search_log import SearchLog
 from fedjax_lab.tuning.search_result import SearchResult, Trial
-from fedjax_lab.tuning.space import (
-    Build,
-    Range,
-    Space,
-    Values,
-    check_tune,
-    read_space,
-    read_start_points,
-)
+from fedjax_lab.tuning.space import Build, Space, check_tune, read_space, read_start_points
 from fedjax_lab.types import Params, PyTree
 
 
@@ -203,7 +187,7 @@ def tune(
     if times is not None:
         settings["times"] = {name: record_times(timed) for name, (*_, timed) in entrants.items()}
     settings |= {"rounds": rounds, "budget": budget, "finalists": finalists, "mode": mode}
-    settings |= {"average": average, "sampler": _sampler_record(sampler)}
+    settings |= {"average": average, "sampler": record_sampler(sampler)}
     settings |= {"start_points": starts} if start_points else {}
     settings |= {} if lowering == "auto" else {"lowering": lowering}
     trials: list[Trial] = []
@@ -212,9 +196,7 @@ def tune(
         for name, (rungs, run, timed) in entrants.items():
             evaluate = build_evaluation(counts[name], held, lowering=lowering)
             candidates = Candidates(methods[name], run, timed, evaluate, average)
-            proposals: Proposals = Even(spaces[name], seeds[0])
-            if sampler is not None:
-                proposals = Sampled(spaces[name], seeds[0], sampler, rungs.points[0])
+            proposals = proposals_of(spaces[name], seeds[0], sampler, rungs.points[0])
             search = Search(
                 name,
                 spaces[name],
@@ -239,7 +221,7 @@ def _first(name: str, build: Build, space: Space, start_points: Sequence[Point])
     if algorithm.personal is not None:
         warn(f"{name!r} has a model for each client; tune scores its global model.")
     for key, axis in space.items():
-        for value in _limits(axis):
+        for value in axis:
             build(**{**middle, key: value})
     for point in start_points:
         build(**point)
@@ -297,7 +279,7 @@ def _counts(
 def _settings(spaces, firsts, params, data, how, seeds, score) -> dict[str, Any]:
     """Collect the settings of a search for its directory."""
     return {
-        "spaces": {name: {k: _limits(v) for k, v in s.items()} for name, s in spaces.items()},
+        "spaces": {name: {k: list(v) for k, v in s.items()} for name, s in spaces.items()},
         "methods": {name: {**a.hyperparameters, "name": a.name} for name, a in firsts.items()},
         "losses": {name: hash_function(a.loss_fn) for name, a in firsts.items()},
         "params": hash_arrays(params),
@@ -315,14 +297,3 @@ def _arrays_of(clients: FederatedArrays) -> Any:
         *(clients.examples, clients.indices, clients.sizes),
         *(clients.local_steps, clients.constants, clients.weights),
     )
-
-
-def _sampler_record(sampler: Sampler | None) -> list[str | None]:
-    if sampler is None:
-        return ["halton", importlib.metadata.version("scipy")]
-    chosen = sampler if isinstance(sampler, str) else hash_function(sampler)
-    return [chosen, import_optuna().__version__]
-
-
-def _limits(axis: Range | Values) -> list[float]:
-    return list(axis if isinstance(axis, Range) else axis.values)

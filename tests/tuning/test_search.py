@@ -11,7 +11,7 @@ import pytest
 from fedjax_lab.tuning import search_log as search_log_module
 from fedjax_lab.tuning.candidates import Candidate
 from fedjax_lab.tuning.halving import equal_budgets, rungs
-from fedjax_lab.tuning.proposals import Even, Sampled, check_sampler
+from fedjax_lab.tuning.proposals import Even, check_sampler, proposals_of
 from fedjax_lab.tuning.search import Search
 from fedjax_lab.tuning.search_log import SearchLog
 from fedjax_lab.tuning.search_result import SearchResult, Trial
@@ -55,7 +55,7 @@ class FakeCandidates:
 def search(folder=None, sampler=None, space=SPACE, plan=PLAN, candidates=None, start_points=()):
     if sampler is not None:
         pytest.importorskip("optuna")
-    proposals = Even(space, 0) if sampler is None else Sampled(space, 0, sampler, plan.points[0])
+    proposals = proposals_of(space, 0, sampler, plan.points[0])
     candidates = candidates or FakeCandidates()
     parts = (candidates, proposals, SearchLog(folder, {}), start_points)
     return Search("m", space, plan, *parts, seeds=[0, 1], mode=candidates.mode)
