@@ -6,7 +6,7 @@ from pathlib import Path
 
 from fedjax_lab.checks import warn
 from fedjax_lab.storage.checkpoint import Checkpoints
-from fedjax_lab.storage.lock import RunDirLock
+from fedjax_lab.storage.lock import one_writer
 from fedjax_lab.storage.rows import (
     MetricsFile,
     Row,
@@ -21,7 +21,6 @@ from fedjax_lab.storage.run_dir import (
     SUMMARY,
     disk_full_in_one_line,
     open_run_dir,
-    read_config,
     run_id,
     write_json,
     write_rounds,
@@ -50,17 +49,16 @@ class RunFolder:
         self._path, self._rounds, self._eval_every = path, config["rounds"], config["eval_every"]
         self._files: dict[str, MetricsFile] = {}
         with disk_full_in_one_line(path), ExitStack() as opened:
-            path.mkdir(parents=True, exist_ok=True)
-            opened.callback(RunDirLock(path).release)
-            open_run_dir(path, config)
+            path.mkdir(parents=True, exist_ok=True)  # the run directory has been checked
+            opened.enter_context(one_writer(path))
+            recorded = open_run_dir(path, config)
             # The recorded choice, because "auto" may be another one on another machine.
-            owner = run_id(read_config(path))
-            self._checkpoints = Checkpoints(path / CHECKPOINTS, owner)
+            self._checkpoints = Checkpoints(path / CHECKPOINTS, run_id(recorded))
             opened.callback(self._checkpoints.close)
             self._check_rounds()
-            if read_config(path).get("rounds") != self._rounds:
+            if recorded.get("rounds") != self._rounds:
                 self.drop_summary()
-            write_rounds(path, config)
+            write_rounds(path, recorded, self._rounds)
             self._open = opened.pop_all()
 
     def _check_rounds(self) -> None:

@@ -51,7 +51,7 @@ def write_json(path: Path, value: Any) -> None:
         file.write("\n")
 
 
-def open_run_dir(path: Path, config: dict[str, Any]) -> None:
+def open_run_dir(path: Path, config: dict[str, Any]) -> dict[str, Any]:
     """Create the run directory, or check that an existing one belongs to the same config.
 
     These may differ: ``versions`` and ``num_devices``, the choices of "auto" that depend on them,
@@ -60,6 +60,9 @@ def open_run_dir(path: Path, config: dict[str, Any]) -> None:
 
     Args:
       config: identity of the run; a JSON object.
+
+    Returns:
+      The config as the directory has it.
 
     Raises:
       FileExistsError: the directory has another run, or other files.
@@ -74,7 +77,7 @@ def open_run_dir(path: Path, config: dict[str, Any]) -> None:
                 "new, or a directory of the same run."
             )
         write_json(file, config)
-        return
+        return config
     before = read_config(path)
     if "asked" not in before:  # a directory of version 0.3.0, which knows what ran alone
         config = {name: value for name, value in config.items() if name != "asked"}
@@ -95,6 +98,7 @@ def open_run_dir(path: Path, config: dict[str, Any]) -> None:
             f"ones run on {now}. Sums are added in another order, so results agree with an "
             "uninterrupted run only up to rounding.",
         )
+    return before
 
 
 # Hyperparameters of wrappers; the hash of the program distinguishes directories without them.
@@ -131,15 +135,10 @@ _OTHER_ROUNDS = (
 )
 
 
-def write_rounds(path: Path, config: Mapping[str, Any]) -> None:
-    """Update the number of rounds in config.json.
-
-    Raises:
-      ValueError: config.json cannot be read.
-    """
-    before = read_config(path)
-    after = _with_rounds(before, config.get("rounds"))
-    if after != before:
+def write_rounds(path: Path, config: Mapping[str, Any], rounds: int) -> None:
+    """Update the number of rounds in config.json, which has ``config``."""
+    after = _with_rounds(config, rounds)
+    if after != config:
         write_json(path / CONFIG, after)
 
 

@@ -20,7 +20,7 @@ from fedjax_lab.report import write_report
 from fedjax_lab.simulation.loggers import CsvLogger, TensorBoardLogger, WandbLogger
 from fedjax_lab.simulation.sweep_log import SweepFolder
 from fedjax_lab.storage.checkpoint import Checkpoints
-from fedjax_lab.storage.lock import HOLDER, LOCK, RunDirLock, one_writer
+from fedjax_lab.storage.lock import HOLDER, LOCK, one_writer
 from fedjax_lab.storage.rows import MetricsFile, read_metrics
 from fedjax_lab.storage.run_dir import open_run_dir, write_json
 from fedjax_lab.storage.run_path import check_run_dir
@@ -218,9 +218,8 @@ def test_planted_links_are_replaced_and_not_followed(tmp_path):
     write_json(folder / "config.json", CONFIG)
     MetricsFile(folder / "metrics.jsonl", [{"round": 2}]).close()
     CsvLogger(folder / "metrics.csv")({"round": 2})
-    lock = RunDirLock(folder)
-    assert json.loads((folder / HOLDER).read_text())["pid"] == os.getpid()
-    lock.release()
+    with one_writer(folder):
+        assert json.loads((folder / HOLDER).read_text())["pid"] == os.getpid()
     export_params(first_params(), folder / "model.npz")
     with new_file(folder / "new", "wb") as file:
         file.write(b"1")
@@ -228,8 +227,8 @@ def test_planted_links_are_replaced_and_not_followed(tmp_path):
     assert not any((folder / name).is_symlink() for name in names)
     (folder / LOCK).unlink()
     (folder / LOCK).symlink_to(outside)
-    with pytest.raises(OSError, match=LOCK) as found:
-        RunDirLock(folder)
+    with pytest.raises(OSError, match=LOCK) as found, one_writer(folder):
+        pass
     assert found.value.errno == errno.ELOOP
     assert outside.read_text() == "kept"
 

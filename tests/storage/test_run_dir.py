@@ -25,7 +25,7 @@ from fedjax_lab.simulation.evaluate import build_client_evaluation, build_evalua
 from fedjax_lab.simulation.stop import stop_on_signal
 from fedjax_lab.storage import run_dir as folder
 from fedjax_lab.storage.fingerprint import hash_arrays, hash_function, hash_program
-from fedjax_lab.storage.lock import RunDirLock
+from fedjax_lab.storage.lock import one_writer
 from fedjax_lab.storage.rows import MetricsFile
 from tests.federations import of_sizes
 from tests.simulation import test_run
@@ -399,10 +399,9 @@ def test_other_threads_get_no_signal():
 
 
 def hold(path, ready, over):
-    lock = RunDirLock(path)
-    ready.set()
-    over.wait()
-    lock.release()
+    with one_writer(path):
+        ready.set()
+        over.wait()
 
 
 def test_one_writer_at_a_time(tmp_path):

@@ -14,7 +14,7 @@ from fedjax_lab import algorithms, data, models, simulate, tune, with_dp
 from fedjax_lab.data import ClientTimes
 from fedjax_lab.machine.keys import seeded
 from fedjax_lab.models.nnx import from_nnx
-from fedjax_lab.storage.lock import RunDirLock
+from fedjax_lab.storage.lock import one_writer
 from fedjax_lab.tuning import search_log
 from fedjax_lab.tuning.score import evaluation_key
 from fedjax_lab.tuning.space import Range, Values, read_space, spread
@@ -406,7 +406,7 @@ def test_lists_are_tried_in_equal_numbers_and_each_combination_once():
     points = spread(lists, 12, 0)
     for name, count in (("a", 6), ("c", 4)):
         tried = [point[name] for point in points]
-        assert {tried.count(value) for value in lists[name].values} == {count}
+        assert {tried.count(value) for value in lists[name]} == {count}
     lists = {"a": Values((1.0, 2.0, 3.0)), "b": Values((1.0, 2.0, 3.0, 4.0))}
     for count in (1, 7, 11, 12, 40):
         points = spread(lists, count, 0)
@@ -529,12 +529,13 @@ def fedavg_of(loss):
 def test_a_search_has_one_writer(tmp_path):
     """Two would each store the trials of all methods as they know them."""
     (tmp_path / search_log.TRIALS).write_text('{"search": "another"}')  # which ends it soon
-    lock = RunDirLock(tmp_path)
-    for error, match in ((BlockingIOError, "is writing"), (FileExistsError, "another search")):
-        with pytest.raises(error, match=match):
-            search({"fedavg": FEDAVG}, {"client_lr": [0.1]}, budget=2, run_dir=tmp_path)
-        lock.release()
-    RunDirLock(tmp_path).release()  # a search that ended with an error left it
+    arguments = {"fedavg": FEDAVG}, {"client_lr": [0.1]}
+    with one_writer(tmp_path), pytest.raises(BlockingIOError, match="is writing"):
+        search(*arguments, budget=2, run_dir=tmp_path)
+    with pytest.raises(FileExistsError, match="another search"):
+        search(*arguments, budget=2, run_dir=tmp_path)
+    with one_writer(tmp_path):
+        pass  # a search that ended with an error left it
 
 
 def test_one_warning_of_losses_that_are_scored_as_in_training(tmp_path):
