@@ -113,9 +113,7 @@ def keep_by_default(quiet: bool = False) -> None:
                 flush=True,
             )
     except OSError as error:
-        warn(
-            f"compiled programs cannot be stored: {error} ({VARIABLE}=off: never)",
-        )
+        warn(f"compiled programs cannot be stored: {error} ({VARIABLE}=off: never)")
 
 
 def _default() -> Path:

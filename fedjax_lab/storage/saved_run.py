@@ -1,26 +1,20 @@
 """Reads a run directory without the method that wrote it, and exports its params."""
 
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 import jax
 import numpy as np
 
-from fedjax_lab.checks import repeated
 from fedjax_lab.machine.atomic_files import write_atomically
 from fedjax_lab.machine.extras import imported
 from fedjax_lab.signatures import suggest_keywords
 from fedjax_lab.storage.checkpoint import Checkpoints
 from fedjax_lab.storage.rows import plain_row, restored_row
-from fedjax_lab.storage.run_dir import (
-    CHECKPOINTS,
-    CONFIG,
-    read_config,
-    run_id,
-)
-from fedjax_lab.tree import by_path, path_text
+from fedjax_lab.storage.run_dir import CHECKPOINTS, CONFIG, read_config, run_id
+from fedjax_lab.tree import by_path
 from fedjax_lab.types import Params, PyTree
 
 Leaves = list[tuple[list[str | int], np.ndarray]]  # each with its path
@@ -107,20 +101,11 @@ def _structured(leaves: Leaves, like: PyTree) -> Params:
     return jax.tree.unflatten(jax.tree.structure(like), [there[name] for name in asked])
 
 
-def named_leaves(tree: PyTree) -> Iterator[tuple[str, Any]]:
-    """Name the leaves of a tree by path, such as "blocks_0/dense/kernel"; one array is "params".
-
-    Args:
-      tree: any pytree.
-    """
-    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
-        yield path_text(path) or "params", leaf
-
-
 def export_params(params: Params, file: str | Path) -> dict[str, np.ndarray]:
     """Write params to a .npz, .safetensors or .pt file, named by path, for other programs.
 
-    The file is written atomically.
+    A name is such as "blocks_0/dense/kernel"; that of a tree of one array is "params". The file is
+    written atomically.
 
     Args:
       params: pytree of arrays [...].
@@ -131,7 +116,7 @@ def export_params(params: Params, file: str | Path) -> dict[str, np.ndarray]:
       The written arrays: {name: array [...]}.
 
     Raises:
-      ValueError: the file has another suffix, two leaves have the same name, or .npz does not
+      ValueError: the file has another suffix, two leaves have the same path, or .npz does not
         support a leaf's dtype.
       ImportError: the package safetensors, or PyTorch, is missing.
       FileNotFoundError: the file's folder does not exist.
@@ -141,11 +126,10 @@ def export_params(params: Params, file: str | Path) -> dict[str, np.ndarray]:
         raise ValueError(f"file is {str(file)!r}; it must end in {' or '.join(_WRITERS)}.")
     if not path.parent.is_dir():
         raise FileNotFoundError(f"file is {str(file)!r}; there is no directory {path.parent}.")
-    leaves = list(named_leaves(params))
-    arrays = {name: np.ascontiguousarray(leaf).reshape(np.shape(leaf)) for name, leaf in leaves}
-    if len(arrays) < len(leaves):
-        twice = repeated(name for name, _ in leaves)
-        raise ValueError(f"params has two leaves with the name {twice!r}; rename one of them.")
+    leaves = by_path(params)
+    if list(leaves) == [""]:
+        leaves = {"params": leaves[""]}
+    arrays = {n: np.ascontiguousarray(x).reshape(np.shape(x)) for n, x in leaves.items()}
     with write_atomically(path, "wb") as out:
         _WRITERS[path.suffix](arrays, out)
     return arrays

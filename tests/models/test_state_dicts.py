@@ -12,7 +12,8 @@ from flax import linen as nn
 
 from fedjax_lab import models
 from fedjax_lab.models import pretrained
-from fedjax_lab.storage.saved_run import export_params, named_leaves
+from fedjax_lab.storage.saved_run import export_params
+from fedjax_lab.tree import by_path
 
 SHAPES = {"conv": (5, 2, 3, 3), "out": (4, 180)}  # PyTorch's, of images [2, 8, 8]
 LAYERS = {"blocks_0/conv": "conv", "classifier": "out"}
@@ -119,7 +120,7 @@ def test_a_network_with_batch_norms():
     """The running statistics have their places, too."""
     model = models.resnet20(norm="batch")
     shapes = jax.eval_shape(model.init, jax.random.key(0), np.zeros((1, 32, 32, 3), np.float32))
-    paths = sorted({path.rpartition("/")[0] for path, _ in named_leaves(shapes)})
+    paths = sorted({path.rpartition("/")[0] for path in by_path(shapes)})
     table = models.torch_table(shapes, {path: path.replace("/", ".") for path in paths})
     rng = np.random.default_rng(0)
     params = jax.tree.map(lambda leaf: rng.normal(size=leaf.shape).astype("f4"), shapes)

@@ -18,7 +18,8 @@ from fedjax_lab.models import pretrained
 from fedjax_lab.models.decoder_config import config_fields
 from fedjax_lab.models.weight_files import WeightFiles
 from fedjax_lab.models.weight_tables import decoder_table, torch_table
-from fedjax_lab.storage.saved_run import export_params, named_leaves
+from fedjax_lab.storage.saved_run import export_params
+from fedjax_lab.tree import by_path
 from tests.models.test_decoder import CONFIGS, model_and_params, numpy_weights, run, tokens, twin
 from tests.tiers import few
 
@@ -189,7 +190,7 @@ def test_a_state_dict_of_pytorch(tmp_path):
     )
     expected = torch_forward(state, x[0].transpose(2, 0, 1))
     np.testing.assert_allclose(jax.jit(model.apply)(params, x)[0], expected, atol=1e-4)
-    for path, leaf in named_leaves(params):  # and back
+    for path, leaf in by_path(params).items():  # and back
         stored = table[path]
         np.testing.assert_array_equal(stored.to_stored(np.asarray(leaf)), state[stored.name])
 
@@ -201,7 +202,7 @@ def test_tables_for_layers_with_names_of_their_own():
         torch_table(shapes)
     with pytest.raises(ValueError, match="is in one alone"):
         torch_table(shapes, {"blocks_0/conv": "conv1"})
-    paths = {path.rpartition("/")[0] for path, _ in named_leaves(shapes)}
+    paths = {path.rpartition("/")[0] for path in by_path(shapes)}
     table = torch_table(shapes, {path: path.replace("/", "_") for path in paths})
     assert table["blocks_0/norm/group/scale"].name == "blocks_0_norm_group.weight"
     assert table["blocks_2/dense/kernel"].image == (64, 5, 5)
@@ -450,7 +451,7 @@ def peak_of_loading(folder, layers):
         mlp_width=6144, tie=True,
     )  # fmt: skip
     model = models.decoder(config, dtype="bfloat16")
-    shapes = dict(named_leaves(jax.eval_shape(model.init, jax.random.key(0), tokens((1, 1)))))
+    shapes = by_path(jax.eval_shape(model.init, jax.random.key(0), tokens((1, 1))))
     listed, end = {}, 0
     for path, stored in decoder_table(config).items():
         shape = stored.stored_shape(shapes[path].shape)

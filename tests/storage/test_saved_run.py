@@ -292,7 +292,7 @@ def test_without_safetensors_the_extra_is_named(tmp_path, monkeypatch):
     [
         ("m.bin", NESTED, ValueError, r"m\.bin'; it must end in \.npz or \.safetensors or \.pt"),
         ("no/m.npz", NESTED, FileNotFoundError, "there is no directory"),
-        ("m.npz", {"a/b": np.ones(1), "a": {"b": np.ones(1)}}, ValueError, "the name 'a/b'"),
+        ("m.npz", {"a/b": np.ones(1), "a": {"b": np.ones(1)}}, ValueError, "the path 'a/b'"),
         ("m.npz", {"w": jnp.ones(1, jnp.bfloat16)}, ValueError, r"bfloat16 at 'w'.*safetensors"),
     ],
 )
