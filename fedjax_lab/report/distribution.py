@@ -10,7 +10,7 @@ from fedjax_lab.report.curves import shows_single_runs
 from fedjax_lab.report.runs import Group, Run
 from fedjax_lab.report.sections import runs_of, score_of
 from fedjax_lab.report.statistics import OWN, Score, mean, number
-from fedjax_lab.report.style import frame, legend, new_figure, styles_of
+from fedjax_lab.report.style import frame, legend, literal, new_figure, styles_of
 
 _TENTH = 10
 
@@ -120,8 +120,7 @@ def clients_figure(groups: Sequence[Group]) -> Any:
                 _draw(axes, scores, score, linewidth=0.7, alpha=0.4, **styles[group.label])
         pooled = [score for scores in of_runs for score in scores]
         _draw(axes, pooled, score, linewidth=1.8, **styles[group.label])
-    test = "test " * score.is_accuracy
-    shown = f"{test}{score.words} of a client{score.unit}"
+    shown = f"{'test ' * score.is_accuracy}{literal(score.words)} of a client{score.unit}"
     frame(axes, "share of the clients, the worst first (%)", shown)
     axes.set_xlim(0, 100)
     legend(figure, [group.label for group in groups], styles)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from fedjax_lab.report import figures, load_runs, summary_table, write_report
+from fedjax_lab.report import figures, group_runs, load_runs, summary_table, write_report
 from fedjax_lab.report.cells import accuracy_table
 from fedjax_lab.report.csv_text import clients_csv
 from fedjax_lab.report.distribution import client_scores, clients_figure, spread_measures
@@ -83,6 +83,15 @@ def test_the_figure_has_a_step_for_each_client(runs, tmp_path, monkeypatch):
     np.testing.assert_allclose(thin.get_ydata()[:-1], held("even", 0))
     monkeypatch.setattr(figures, "save", lambda *arguments: None)
     assert "clients.png" in dict(figures.write_figures(groups_of(runs), tmp_path))
+
+
+def test_a_score_with_the_name_of_a_formula_is_text(tmp_path):
+    name = r"$\frac$"
+    run = write_run(tmp_path / "a", more={name: 1.0})
+    summary = json.loads((run / "summary.json").read_text())
+    (run / "summary.json").write_text(json.dumps({**summary, f"client_test_{name}": [0.1, 0.2]}))
+    axes = clients_figure(group_runs(load_runs([run], metric=name))).axes[0]
+    assert axes.get_ylabel() == r"\$\frac\$ of a client"
 
 
 def test_a_file_has_the_score_of_each_client(runs, tmp_path, monkeypatch):
