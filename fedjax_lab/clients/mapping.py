@@ -36,7 +36,7 @@ from fedjax_lab.checks import LARGEST_INT, check_choice
 from fedjax_lab.clients.exchange import sum_in_order
 from fedjax_lab.clients.model_axis import MODEL, ParamsSharding, held_layout, model_layout
 from fedjax_lab.clients.store import AXIS, client_mesh
-from fedjax_lab.machine.target import Target, platform_of, tracing_at_once
+from fedjax_lab.machine.target import Target, platform_of, tracing
 from fedjax_lab.machine.trace_once import trace_once
 from fedjax_lab.types import Params, PyTree
 
@@ -332,7 +332,7 @@ def _together(leaf):
 
 def _vmapped(fn: ClientFn, shared, clients, coefficients, lengths):
     longest = None if lengths is None else lengths.max()
-    with tracing_at_once():
+    with tracing(at_once=True):
         summed, kept = jax.vmap(fn, in_axes=(None, 0, None))(shared, clients, longest)
     return {rule: tree.weighted_sum(summed[rule], coefficients[rule]) for rule in summed}, kept
 

@@ -143,17 +143,16 @@ def tracing_with(lowering: str) -> AbstractContextManager[None]:
     """
     if check_choice("lowering", lowering, LOWERINGS) == "auto":
         return nullcontext()
-    return _TRACED_FOR(traced_for()._replace(convolution=lowering))
+    return tracing(convolution=lowering)
 
 
-def tracing_noting(notes: Notes) -> AbstractContextManager[None]:
-    """Return a context in which a trace notes the forms of its convolutions."""
-    return _TRACED_FOR(traced_for()._replace(notes=notes))
+def tracing(**changes: Any) -> AbstractContextManager[None]:
+    """Return a context in which programs are traced for another ``TracedFor``.
 
-
-def tracing_at_once() -> AbstractContextManager[None]:
-    """Return a context for what ``vmap`` maps over clients with weights of their own."""
-    return _TRACED_FOR(traced_for()._replace(at_once=True))
+    Args:
+      **changes: its fields that change.
+    """
+    return _TRACED_FOR(traced_for()._replace(**changes))
 
 
 def here() -> Target:

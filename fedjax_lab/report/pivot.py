@@ -120,10 +120,9 @@ def pivots_of(
             raise ValueError(f"{name} is to be an axis of the table; no run has such a setting.")
     tables: dict[str, list[Section]] = {}
     for one in sections:
-        tables.setdefault(_rest(one, axes), []).append(one)
-    rests = [
-        {n: v for n, v in _values(some[0]).items() if n not in axes} for some in tables.values()
-    ]
+        key = json.dumps(_rest(one, axes), sort_keys=True)
+        tables.setdefault(key, []).append(one)
+    rests = [_rest(some[0], axes) for some in tables.values()]
     differ = [name for name in names_that_differ(rests) if name != "data_hash"]
     titles = [
         ", ".join(f"{printable(n)} {show(rest[n])}" for n in differ if n in rest) for rest in rests
@@ -139,10 +138,10 @@ def _values(section: Section) -> dict[str, Any]:
     return {**about, **data, ROUNDS: section.rounds, **setting_of(run)}
 
 
-def _rest(section: Section, axes: tuple[str, str]) -> str:
-    """Return the key of a section's table."""
+def _rest(section: Section, axes: tuple[str, str]) -> dict[str, Any]:
+    """Return the values that all sections of a table share."""
     out = {*axes, *(("data_hash",) if set(axes) & set(_OF_DATA) else ())}
-    return json.dumps({n: v for n, v in _values(section).items() if n not in out}, sort_keys=True)
+    return {n: v for n, v in _values(section).items() if n not in out}
 
 
 def _pivot(

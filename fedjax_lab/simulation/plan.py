@@ -12,7 +12,7 @@ from fedjax_lab.clients.planner import MapChoice, at_once
 from fedjax_lab.data import ClientTimes, FederatedArrays, FederatedStream
 from fedjax_lab.data.cohort import Schedule, ScheduleOptions, scheduled
 from fedjax_lab.machine.compiler import Figures, compile_for, figures, with_devices
-from fedjax_lab.machine.target import Notes, Target, named, tracing_noting
+from fedjax_lab.machine.target import Notes, Target, named, tracing
 from fedjax_lab.models.convolution import lowering_for
 from fedjax_lab.round import Algorithm
 from fedjax_lab.simulation.arguments import check_simulate
@@ -137,7 +137,7 @@ def plan(
     found = None
     many = at_once(chosen.client_map, run.schedule.slots(clients), machine)
     on_one = "vmap" if many > 1 else "scan"  # a machine without devices cannot share a cohort
-    with tracing_noting(convolutions := Notes()):
+    with tracing(notes=(convolutions := Notes())):
         noted = planner.round_of(chosen.client_map if machine.devices else on_one)
         jax.eval_shape(noted, state._replace(frozen=run.frozen), planner.batch)
     if machine.devices:

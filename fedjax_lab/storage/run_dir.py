@@ -225,7 +225,7 @@ def run_id(config: Mapping[str, Any]) -> str:
     """Hash the identity of a run, which its checkpoints store; it does not depend on ``rounds``."""
     kept = _on_any_machine(config)
     kept["content"] = {**kept.get("content", {}), "program": None}
-    text = json.dumps(json.loads(json.dumps(kept)), sort_keys=True)
+    text = json.dumps(kept, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 

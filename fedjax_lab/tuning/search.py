@@ -105,9 +105,9 @@ class Search:
             there = sorted({point[name] for point in tried})
             place = there.index(best[name])
             wide = (axis.high / axis.low) ** (1 / max(len(there) - 1, 1))
-            if place == 0 and best[name] <= axis.at(1 / max(len(there), 1)):
+            if place == 0 and best[name] <= axis.at(1 / len(there)):
                 beyond.append({**best, name: best[name] / max(wide, 1.5)})
-            if place == len(there) - 1 and best[name] >= axis.at(1 - 1 / max(len(there), 1)):
+            if place == len(there) - 1 and best[name] >= axis.at(1 - 1 / len(there)):
                 beyond.append({**best, name: best[name] * max(wide, 1.5)})
             for other in (place - 1, place + 1):
                 if 0 <= other < len(there):
