@@ -28,15 +28,15 @@ from fedjax_lab.report.curves import (
     ACCURACY,
     DRIFT,
     ERROR_MEMORY,
-    Panel,
     accuracy_figure,
     has,
     metric_figure,
     panels_note,
+    panels_of,
     ranking_figure,
     spread_note,
 )
-from fedjax_lab.report.figures import MOST_CURVES, having, landscapes_of
+from fedjax_lab.report.figures import MOST_CURVES, landscapes_of
 from fedjax_lab.report.paired import behind_best
 from fedjax_lab.report.partition_figure import partition_figure
 from fedjax_lab.report.runs import Group
@@ -351,21 +351,12 @@ def _diagnostics(columns: Mapping[str, Sequence[Group]], styles: Styles) -> list
     """(figure, name, caption) of client drift and of compression's error memory."""
     found = []
     groups = [group for some in columns.values() for group in some]
-    drift = [
-        Panel(having(some, DRIFT), DRIFT, name)
-        for name, some in columns.items()
-        if has(some, DRIFT)
-    ]
+    drift = [panel for name, some in columns.items() for panel in panels_of(some, [DRIFT], name)]
     if drift:
         caption = "How far local models y get from the server's x in a round."
         found.append((metric_figure(drift, styles), "drift", f"{caption}{panels_note(drift)}"))
     shown = [y for y in ERROR_MEMORY if has(groups, y)]
-    errors = [
-        Panel(having(some, y), y, name)
-        for name, some in columns.items()
-        for y in shown
-        if has(some, y)
-    ]
+    errors = [panel for name, some in columns.items() for panel in panels_of(some, shown, name)]
     if errors:
         caption = (
             "Compressed messages: what is kept for later, what was to be sent, and what was sent."

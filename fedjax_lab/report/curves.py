@@ -90,6 +90,12 @@ def has(groups: Sequence[Group], measure: Measure) -> bool:
     return any(math.isfinite(value) and value != 0 for value in values)
 
 
+def panels_of(groups: Sequence[Group], measures: Sequence[Measure], title: str = "") -> list[Panel]:
+    """Return a panel for each measure that some groups have, with these groups."""
+    panels = [Panel([group for group in groups if has([group], y)], y, title) for y in measures]
+    return [panel for panel in panels if panel.groups]
+
+
 def accuracy_figure(groups: Sequence[Group], styles: Styles | None = None) -> Any:
     """Draw accuracy against rounds, uplink and gradients, side by side; unknown costs are omitted.
 

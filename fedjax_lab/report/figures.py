@@ -15,12 +15,12 @@ from fedjax_lab.report.curves import (
     PERPLEXITIES,
     UPDATES,
     Measure,
-    Panel,
     accuracy_figure,
     has,
     measure_of,
     metric_figure,
     panels_note,
+    panels_of,
     ranking_figure,
     spread_note,
 )
@@ -58,8 +58,7 @@ def write_figures(
         written.append((name, caption))
 
     def add_metrics(measures: Sequence[Measure], name: str, caption: str) -> None:
-        shown = [Panel(having(groups, y), y) for y in measures if has(groups, y)]
-        if shown:
+        if shown := panels_of(groups, measures):
             add(metric_figure(shown), name, f"{caption}{panels_note(shown)}")
 
     score = score_of(runs_of(groups))
@@ -107,11 +106,6 @@ def write_figures(
         )
         add(surface_figure(landscapes), "landscape.png", caption)
     return written
-
-
-def having(groups: Sequence[Group], measure: Measure) -> list[Group]:
-    """Return the groups that have the measure."""
-    return [group for group in groups if has([group], measure)]
 
 
 def landscapes_of(groups: Sequence[Group]) -> dict[str, dict[str, Any]]:
