@@ -121,10 +121,9 @@ def write_pages(report: Report, out: str | Path | None = None, figures: str = "p
     folder = default_folder(runs) if out is None else Path(out)
     folder.mkdir(parents=True, exist_ok=True)
     earlier = _files_of(folder)
-    prefixes = [f"part{i}_" if len(sections) > 1 else "" for i in range(1, len(sections) + 1)]
     shown = [
-        write_figures(section.groups, folder, prefix, figures)
-        for section, prefix in zip(sections, prefixes, strict=True)
+        write_figures(section.groups, folder, f"part{i}_" if len(sections) > 1 else "", figures)
+        for i, section in enumerate(sections, start=1)
     ]
     written = {name for part in shown for name, _ in part}
     if any(map(client_scores, runs)):
