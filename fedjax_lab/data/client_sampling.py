@@ -36,7 +36,7 @@ def sample_cohort(
     cohort_size: int,
     sampling: str,
     sampler: CohortSampler | None,
-) -> tuple[jax.Array, int, jax.Array | None, Metrics]:
+) -> tuple[jax.Array, jax.Array | None, Metrics]:
     """Sample the clients of a round.
 
     Args:
@@ -45,8 +45,8 @@ def sample_cohort(
       sampler: custom client sampling, or None.
 
     Returns:
-      The ids of the sampled clients, int32 [S'], N in padded places; S, the number of slots of the
-      cohort, at most S'; its ``expected_size`` as in ``CohortBatch``; and metrics of the round.
+      The ids of the sampled clients, int32 [S'], N in padded places, with S' at least the number of
+      slots; the cohort's ``expected_size`` as in ``CohortBatch``; and metrics of the round.
 
     Raises:
       TypeError, ValueError: the cohort size is out of range, two arguments determine the cohort, or
@@ -64,18 +64,20 @@ def sample_cohort(
         )
     if sampler is not None:
         ids = own_cohort(sampler, clients, keys.cohort, round, cohort_size)
-        return ids, cohort_size, None, {}
-    slots, count = kind.slots(cohort_size, available), cohort_size
+        return ids, None, {}
+    count = cohort_size
     if times is not None:
         count = times.sampled(cohort_size, available)
         there = times.available(keys.cohort, round, clients.sizes)
         if there is not None:
             number = there.sum(dtype=jnp.result_type(float))
             ids = sample_available(keys.cohort, there, count)
-            return ids, slots, None, {"available_clients": number}
+            return ids, None, {"available_clients": number}
     ids, came = kind.sample(keys, clients, count, round)
-    expected = None if came is None else jnp.where(came > slots, jnp.nan, float(cohort_size))
-    return ids, slots, expected, {}
+    if came is None:
+        return ids, None, {}
+    slots = kind.slots(cohort_size, available)
+    return ids, jnp.where(came > slots, jnp.nan, float(cohort_size)), {}
 
 
 def check_cohorts(

@@ -270,7 +270,7 @@ class Schedule(NamedTuple):
         work, num_clients = self._work(clients), clients.num_clients
         round = jnp.asarray(round, jnp.int32)
         keys = round_keys(compact(threefry(key)), round)
-        ids, slots, expected, measured = sample_cohort(
+        ids, expected, measured = sample_cohort(
             keys, clients, round, self.cohort_size, self.sampling, self.sample_cohort
         )
         has_empty_slots = SAMPLINGS[self.sampling].pads or clients.times is not None
@@ -278,7 +278,9 @@ class Schedule(NamedTuple):
         asked = work.ask(keys, round, ids)
         steps, seconds = asked.steps, None
         if self.devices is not None or clients.times is not None:
-            ids, steps, seconds, participates, spent = work.first_to_finish(keys, asked, slots)
+            ids, steps, seconds, participates, spent = work.first_to_finish(
+                keys, asked, self.slots(clients)
+            )
             measured = {**measured, **spent}
         num_steps = None if work.is_equal and self.devices is None else steps
         if expected is not None:
@@ -333,14 +335,21 @@ class Schedule(NamedTuple):
             raise ValueError(
                 f"sampling is {self.sampling!r} and sample_cohort is set; omit one of them."
             )
-        return LocalWork.of(
-            clients,
-            self.devices,
-            self.replace,
-            self.batch_size,
-            self.local_steps,
-            self.local_epochs,
-        )
+        batch_size = check_int("batch_size", self.batch_size, minimum=1, maximum=LARGEST_INT)
+        if (self.local_steps is None) == (self.local_epochs is None):
+            raise ValueError(
+                f"local_steps is {self.local_steps} and local_epochs {self.local_epochs}; set "
+                "exactly one."
+            )
+        if self.local_steps is not None:
+            epochs = None
+            steps = check_int("local_steps", self.local_steps, minimum=1, maximum=LARGEST_INT)
+        else:
+            per_pass = -(-clients.max_size // batch_size)
+            most = LARGEST_INT // per_pass
+            epochs = check_int("local_epochs", self.local_epochs, minimum=1, maximum=most)
+            steps = epochs * per_pass
+        return LocalWork(clients, self.devices, self.replace, batch_size, steps, epochs)
 
     def with_gradients(self, count: int) -> "Schedule":
         """Return the schedule whose devices take longer for a local step.

@@ -7,12 +7,12 @@ Axes: N clients, S slots of the cohort, S' sampled clients, K local steps, B exa
 mini-batch, n_i examples of client i.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from fedjax_lab.checks import LARGEST_INT, check_int
+from fedjax_lab.checks import check_int
 from fedjax_lab.data.clock import Devices, RoundTimes, check_devices
 from fedjax_lab.data.example_order import WORDS, shuffled
 from fedjax_lab.data.federated import FederatedArrays
@@ -66,35 +66,6 @@ class LocalWork(NamedTuple):
     batch_size: int
     num_steps: int
     epochs: int | None
-
-    @classmethod
-    def of(
-        cls,
-        clients: FederatedArrays,
-        devices: Devices | None,
-        replace: bool,
-        batch_size: Any,
-        local_steps: Any,
-        local_epochs: Any,
-    ) -> "LocalWork":
-        """Check the options of a schedule, and compute K.
-
-        Raises:
-          TypeError, ValueError: a number is out of range, or not exactly one of ``local_steps`` and
-            ``local_epochs`` is set.
-        """
-        batch_size = check_int("batch_size", batch_size, minimum=1, maximum=LARGEST_INT)
-        if (local_steps is None) == (local_epochs is None):
-            raise ValueError(
-                f"local_steps is {local_steps} and local_epochs {local_epochs}; set exactly one."
-            )
-        if local_steps is not None:
-            steps = check_int("local_steps", local_steps, minimum=1, maximum=LARGEST_INT)
-            return cls(clients, devices, replace, batch_size, steps, None)
-        per_pass = -(-clients.max_size // batch_size)
-        most = LARGEST_INT // per_pass
-        epochs = check_int("local_epochs", local_epochs, minimum=1, maximum=most)
-        return cls(clients, devices, replace, batch_size, epochs * per_pass, epochs)
 
     @property
     def is_equal(self) -> bool:
