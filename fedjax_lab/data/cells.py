@@ -6,7 +6,7 @@ Axes: n rows of a table, d distinct values of a column.
 import math
 import numbers
 import re
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -144,8 +144,14 @@ def is_truth(cell: str) -> bool:
     return cell.strip().lower() in ("true", "false")
 
 
-def to_numbers(cells: list[str]) -> np.ndarray:
-    """Convert text, all of it numbers by ``is_number``, to int64 or float64 [d]."""
+def to_numbers(cells: list[str], marks: Container[str]) -> np.ndarray:
+    """Convert text to int64 or float64 [d].
+
+    Args:
+      cells: text, each of it a number by ``is_number`` or a mark.
+      marks: those of missing values, which become 0.
+    """
+    cells = ["0" if cell in marks else cell for cell in cells]
     if all(map(_INTEGER.fullmatch, cells)):
         try:
             return np.array(list(map(int, cells)), np.int64)

@@ -108,7 +108,7 @@ class Table:
         marks |= self._marks(values, ("",) if is_text else cells.MARKS)
         rest = [cell for cell in values.distinct if cell not in marks]
         if self._csv is not None and all(re.fullmatch(_PLAIN_INTEGER, cell) for cell in rest):
-            integers = _numbers(values, marks)
+            integers = cells.to_numbers(values.distinct, marks)
             if integers.dtype.kind == "i":
                 return self._of_ids(integers[values.codes], marks)
         return Column(values, marks)
@@ -156,7 +156,8 @@ class Table:
         strays = [cell for cell in rest if not cells.is_number(cell)]
         if strays:
             raise self._stray_error(about, values, strays)
-        return self._of_numbers(about, _numbers(values, marks)[values.codes], marks)
+        numbers = cells.to_numbers(values.distinct, marks)
+        return self._of_numbers(about, numbers[values.codes], marks)
 
     def _find(self, argument: str, name: Any) -> int:
         """Return the place of a column among all."""
@@ -322,11 +323,6 @@ def as_text(values: list[str]) -> Text:
     return Text(distinct, np.fromiter((places[value] for value in values), np.int64, len(values)))
 
 
-def _numbers(text: Text, marks: Mapping[str, Any]) -> np.ndarray:
-    """Convert the distinct values of a column of numbers; marks of missing values become 0."""
-    return cells.to_numbers(["0" if cell in marks else cell for cell in text.distinct])
-
-
 def _read_file(path: Path) -> Any:
     if not path.is_file():
         raise FileNotFoundError(f"table is {str(path)!r}; there is no such file.")
@@ -353,8 +349,9 @@ def _as_frame(table: Any) -> Any:
 
 
 def _of_series(series: Any) -> np.ndarray:
-    """Convert a narwhals Series to an array; with missing values, to objects that include None."""
-    if series.null_count() or not series.dtype.is_numeric():
+    """Convert a narwhals Series to an array, of objects if it is not plain numbers."""
+    kind = series.dtype
+    if series.null_count() or not kind.is_numeric() or kind.is_decimal():
         values = series.to_list()
         if values and isinstance(values[0], (list, np.ndarray)):
             return np.array(values)
@@ -363,8 +360,6 @@ def _of_series(series: Any) -> np.ndarray:
         for row in np.flatnonzero(series.is_null().to_numpy()):  # pandas uses NaN
             array[row] = None
         return array
-    if series.dtype.is_decimal():
-        return np.array(series.to_list(), np.float64)
     return series.to_numpy()
 
 
