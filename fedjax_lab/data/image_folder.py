@@ -80,23 +80,23 @@ def _files(folder: Path) -> tuple[dict[str, list[tuple[Path, int]]], int]:
             f"{', '.join(TEST_FOLDERS)}, or a sub-folder for each class."
         )
     train = folder / "train" if is_divided else folder
-    classes = [entry.name for entry in _entries(train) if entry.is_dir()]
-    if not classes:
+    folders = [entry for entry in _entries(train) if entry.is_dir()]
+    if not folders:
         raise FileNotFoundError(f"{train} has no sub-folders; there must be one for each class.")
-    of_class = {name: _entries(train / name) for name in classes}
     found: dict[str, list[tuple[Path, int]]] = {"train": [], "test": []}
-    for label, name in enumerate(classes):
-        held = 0 if is_divided else max(1, len(of_class[name]) // 10)
-        if len(of_class[name]) <= held:
+    for label, of_class in enumerate(folders):
+        images = [(file, label) for file in _entries(of_class)]
+        held = 0 if is_divided else max(1, len(images) // 10)
+        if len(images) <= held:
             raise FileNotFoundError(
-                f"{train / name} has {len(of_class[name])} files; there must be "
+                f"{of_class} has {len(images)} files; there must be "
                 f"{'one' if is_divided else 'two'} or more."
             )
-        end = len(of_class[name]) - held
-        found["train"] += [(file, label) for file in of_class[name][:end]]
-        found["test"] += [(file, label) for file in of_class[name][end:]]
-    if is_divided:
-        assert test is not None
+        end = len(images) - held
+        found["train"] += images[:end]
+        found["test"] += images[end:]
+    classes = [of_class.name for of_class in folders]
+    if test is not None:
         for entry in filter(Path.is_dir, _entries(test)):
             if entry.name not in classes:
                 raise ValueError(
