@@ -28,8 +28,6 @@ from fedjax_lab.machine.json_file import distinct
 from fedjax_lab.signatures import suggest_keywords
 from fedjax_lab.types import PyTree
 
-_CONVERT = "convert is None, so that x and y must be numbers of one shape; found"
-
 
 @suggest_keywords
 def from_table(
@@ -203,9 +201,10 @@ def _check_convert(convert: Any, of: str) -> None:
 
 
 def _leaf_examples(where: str, x: list, y: list) -> Examples:
+    about = f"{where}: convert is None, so that x and y must be numbers of one shape; found"
     arrays = []
     for values in (x, y):
-        with errors_about(f"{where}: {_CONVERT}", ValueError):
+        with errors_about(about, ValueError):
             array = np.array(values)  # an error for several lengths
             if array.dtype.kind not in "biuf":
                 raise ValueError(f"{array.dtype}.")
