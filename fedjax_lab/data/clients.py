@@ -17,7 +17,7 @@ from fedjax_lab.data.cells import check_text
 from fedjax_lab.data.dtypes import common_length, native, stored_dtype, to_native
 from fedjax_lab.data.federated import FederatedArrays, as_examples, from_partition
 from fedjax_lab.data.heterogeneity import labels_of
-from fedjax_lab.data.partition import Partition
+from fedjax_lab.data.partition import Partition, from_owners
 from fedjax_lab.data.streams import FederatedStream, check_clients
 from fedjax_lab.signatures import suggest_keywords
 from fedjax_lab.types import PyTree
@@ -268,9 +268,7 @@ def divide_like(
         (of_class,) = np.nonzero(labels == k)
         counts = _apportion(rng, len(of_class), held[:, k])
         owners[rng.permutation(of_class)] = np.repeat(np.arange(len(counts)), counts)
-    order = np.argsort(owners, kind="stable").astype(np.int32)
-    sizes = np.bincount(owners, minlength=clients.num_clients).astype(np.int32)
-    host = Partition(order, sizes, f"like {clients.partition.spec}", seed)
+    host = from_owners(owners, clients.num_clients, f"like {clients.partition.spec}", seed)
     return from_partition(test, host, clients.names)
 
 

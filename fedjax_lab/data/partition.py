@@ -129,7 +129,7 @@ def split_indices(
     if not isinstance(spec, str):
         owners = np.asarray(spec)
         _check_natural(owners, n, num_clients, min_size)
-        return _from_owners(owners, num_clients, "natural", seed)
+        return from_owners(owners, num_clients, "natural", seed)
     scheme, value = parse_spec(spec)
     if scheme in BY_LABEL:
         _check_labels(labels, spec)
@@ -139,7 +139,20 @@ def split_indices(
             _check_classes(value, len(classes), num_clients)
     rng = np.random.default_rng(seed)
     owners = SCHEMES[scheme](rng, labels, num_clients, value, min_size)
-    return _from_owners(owners, num_clients, spec, seed)
+    return from_owners(owners, num_clients, spec, seed)
+
+
+def from_owners(owners: np.ndarray, num_clients: int, spec: str, seed: int) -> Partition:
+    """Create the partition in which each example has the given client.
+
+    Args:
+      owners: integers [n], the client of each example.
+      num_clients: N.
+      spec, seed: as in ``Partition``.
+    """
+    indices = np.argsort(owners, kind="stable").astype(np.int32)
+    sizes = np.bincount(owners, minlength=num_clients).astype(np.int32)
+    return Partition(indices, sizes, spec, seed)
 
 
 def parse_spec(spec: str) -> tuple[str, float]:
@@ -270,9 +283,3 @@ def _check_natural(owners: np.ndarray, n: int, num_clients: int, min_size: int) 
         )
     sizes = np.bincount(owners, minlength=num_clients)
     _check_least("spec", range(num_clients), sizes, min_size)
-
-
-def _from_owners(owners: np.ndarray, num_clients: int, spec: str, seed: int) -> Partition:
-    indices = np.argsort(owners, kind="stable").astype(np.int32)
-    sizes = np.bincount(owners, minlength=num_clients).astype(np.int32)
-    return Partition(indices, sizes, spec, seed)
