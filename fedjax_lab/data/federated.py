@@ -223,12 +223,13 @@ def divide(
     names = None
     if min_size is None:
         min_size = 2 if isinstance(spec, str) else 1
-    if isinstance(spec, str) and num_clients is None:
-        raise TypeError(
-            f"num_clients is None; with spec {spec!r} it must be the number of clients, an integer."
-            " Only an array of ids determines the number by itself."
-        )
-    if not isinstance(spec, str) and (num_clients is None or np.asarray(spec).dtype.kind in "OUST"):
+    if isinstance(spec, str):
+        if num_clients is None:
+            raise TypeError(
+                f"num_clients is None; with spec {spec!r} it must be the number of clients, an "
+                "integer. Only an array of ids determines the number by itself."
+            )
+    elif num_clients is None or np.asarray(spec).dtype.kind in "OUST":
         names, spec = number_owners(spec, check_int("min_size", min_size, minimum=0))
         if num_clients not in (None, len(names)):
             raise ValueError(

@@ -159,7 +159,7 @@ def _write_parts(folder: Path, parts: Iterator[Any], opened: contextlib.ExitStac
     for part in parts:
         structure = _described(part, itertools.count())
         leaves = [np.asanyarray(leaf) for leaf in jax.tree.leaves(part)]
-        length = common_length("examples", leaves)
+        count += common_length("examples", leaves)
         dtypes = [stored_dtype("examples", leaf) for leaf in leaves]
         kinds = [(str(kind), leaf.shape[1:]) for kind, leaf in zip(dtypes, leaves, strict=True)]
         if first is None:
@@ -175,7 +175,6 @@ def _write_parts(folder: Path, parts: Iterator[Any], opened: contextlib.ExitStac
             )
         for leaf_file, leaf in zip(files, leaves, strict=True):
             leaf_file.add(leaf)
-        count += length
     if not count or first is None:
         raise ValueError("examples is empty; there must be at least one.")
     for leaf_file in files:

@@ -226,9 +226,11 @@ class Table:
             )
         if kind == "truths":
             return self._csv is None
+        if kind != "numbers":
+            return True
         rest = [cell for cell in text.distinct if cell.strip()]
-        if kind != "numbers" or self._csv is not None or not all(map(cells.is_number, rest)):
-            return kind != "numbers"
+        if self._csv is not None or not all(map(cells.is_number, rest)):
+            return False
         warn(
             f"{about} is text whose cells are numbers, and stays text: its values become "
             "categories. Convert it to numbers; or name it in categories (on the command line "
