@@ -11,11 +11,12 @@ from fedjax_lab import recipes
 from fedjax_lab.command.cli import main
 from fedjax_lab.recipes import personal_methods
 
+GUIDES = Path(__file__).parents[2] / "docs" / "guides"
 NAMES = sorted(module.name for module in pkgutil.iter_modules(recipes.__path__))
 
 
 def test_the_guide_lists_them():
-    page = (Path(__file__).parents[2] / "docs" / "guides" / "how_do_i.md").read_text()
+    page = (GUIDES / "how_do_i.md").read_text()
     assert sorted(re.findall(r"\| `(\w+)` \|$", page, re.M)) == NAMES
 
 
@@ -29,6 +30,10 @@ def test_a_recipe(name, capsys, tmp_path, monkeypatch):
     shown = capsys.readouterr().out
     assert re.search(r"\d\.\d", shown)
     assert not re.search(r"\b(nan|inf)\b", shown, re.I)
+    if name == "fedbuff":
+        found = re.findall(r"(\d+) rounds.* ([\d,]+) simulated", shown)
+        page = (GUIDES / "time.md").read_text()
+        assert [(t, s) for s, t in re.findall(r"^\|.* \| ([\d,]+) \| (\d+)", page, re.M)] == found
 
 
 def test_all_personal_methods_of_a_recipe_can_be_made():
