@@ -52,7 +52,7 @@ class _Other(NamedTuple):
 _STATISTIC, _UNKNOWN = _Other(True), _Other(False)
 _Value = _Along | _Other | None  # None: it does not depend on the examples, or not on padding
 _CALLS = {"jit", "pjit", "custom_jvp_call", "custom_vjp_call", "remat2", "checkpoint"}
-_SAME = {"copy", "stop_gradient", "reduce_precision", "optimization_barrier"}
+_SAME = {"copy", "name", "optimization_barrier", "reduce_precision", "stop_gradient"}
 _ELEMENTWISE = {
     *("abs", "add", "add_any", "and", "ceil", "clamp", "convert_element_type", "cos", "div", "eq"),
     *("erf", "erf_inv", "erfc", "exp", "exp2", "expm1", "floor", "ge", "gt", "integer_pow"),

@@ -85,6 +85,14 @@ def of_flax(params, e, key):
     return squared(found)
 
 
+CROSS_ENTROPY = models.classification_loss(lambda params, x, key=None: x @ params["w"])
+
+
+def centred(params, e, key):
+    losses = CROSS_ENTROPY(params, e, key)
+    return losses - losses.mean()
+
+
 W = {"w": jax.ShapeDtypeStruct((F, 4), jnp.float32)}
 STATISTICS = {
     "mean": own(by_mean),
@@ -96,6 +104,7 @@ STATISTICS = {
     "checkpoint": own(rematerialised),
     "vmap": own(mapped),
     "flax": of_flax,
+    "losses of the library": centred,
     "mask elsewhere": lambda params, e, key, mask: mask * squared(by_mean(e.x @ params["w"])),
 }
 
@@ -127,6 +136,11 @@ def selected(params, e, key, mask):
     return squared((h - mean) / jnp.sqrt(var + 1))
 
 
+def centred_by_mask(params, e, key, mask):
+    losses = CROSS_ENTROPY(params, e, key)
+    return losses - (mask * losses).sum() / mask.sum()
+
+
 def in_a_product(params, e, key, mask):
     h = e.x @ params["w"]
     return squared(h - (mask.astype(h.dtype) @ h / mask.sum())[None])
@@ -136,6 +150,7 @@ PLAIN = {
     "weighted": weighted,
     "selected": selected,
     "product with the mask": in_a_product,
+    "losses of the library, with the mask": centred_by_mask,
     "stable softmax": own(lambda h: jnp.exp(h - h.max())),
     "norm of each": own(lambda h: h / jnp.linalg.norm(h, axis=1, keepdims=True)),
     "decay": lambda params, e, key: squared(e.x @ params["w"]) + (params["w"] ** 2).sum(),
