@@ -30,10 +30,6 @@ def test_a_recipe(name, capsys, tmp_path, monkeypatch):
     shown = capsys.readouterr().out
     assert re.search(r"\d\.\d", shown)
     assert not re.search(r"\b(nan|inf)\b", shown, re.I)
-    if name == "fedbuff":
-        found = re.findall(r"(\d+) rounds.* ([\d,]+) simulated", shown)
-        page = (GUIDES / "time.md").read_text()
-        assert [(t, s) for s, t in re.findall(r"^\|.* \| ([\d,]+) \| (\d+)", page, re.M)] == found
 
 
 def test_all_personal_methods_of_a_recipe_can_be_made():
