@@ -351,7 +351,7 @@ def scaled_gram(
         return counts & ~are_safe(jnp.diagonal(gram))
 
     def turn(state):
-        _, scale, _, turns = state
+        _, _, scale, turns = state
         gram, largest = _gram(vectors, dtype, scale, divided)
         rescaled = jnp.ldexp(jnp.ones((), dtype), jnp.clip(-jnp.frexp(largest)[1], -126, 126))
         new = jnp.where(unsafe(gram) & (largest > 0), rescaled, 1)  # 1 for a row of zeros
@@ -359,19 +359,18 @@ def scaled_gram(
 
     scale = jnp.ones(size, dtype)
     if products is None:
-        state = jnp.zeros((size, size), dtype), scale, scale, jnp.int32(0)
-        first = jnp.bool_(True)
+        gram, first = jnp.zeros((size, size), dtype), jnp.bool_(True)
     else:
         known, with_p = (jnp.asarray(product, dtype) for product in products)
         gram = jnp.block([[known, with_p[:, None]], [with_p, _product(own, own, dtype, divided)]])
         first = jnp.any(unsafe(gram))
-        state = gram, scale, scale, jnp.int32(0)
+
+    def goes_on(state):
+        _, _, new, turns = state
+        return jnp.where(turns == 0, first, (turns == 1) & jnp.any(new != 1))
+
     # One loop for unscaled and rescaled rows, so the program contains the pass over them once.
-    gram, scale, _, _ = lax.while_loop(
-        lambda s: jnp.where(s[3] == 0, first, (s[3] == 1) & jnp.any(s[2] != 1)),
-        lambda s: turn((s[0], s[2], s[2], s[3])),
-        state,
-    )
+    gram, scale, *_ = lax.while_loop(goes_on, turn, (gram, scale, scale, jnp.int32(0)))
     return scale, gram
 
 

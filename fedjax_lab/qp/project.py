@@ -139,8 +139,9 @@ def project_to_cone(
 
 
 def _project_parts(p, rows, mask, margin, products, options, specs):
-    """Run ``_project``; with ``specs``, each device has the same parts of the rows as of p."""
-    if specs is None:
+    """Run ``_project``; if devices divide p, each has the same parts of the rows as of p."""
+    layout = held_layout()
+    if layout is None:
         divided = [False] * len(jax.tree.leaves(p))
         return _project(p, rows, mask, margin, products, options, divided)
     divided, same = are_divided(specs), PartitionSpec()
@@ -149,8 +150,6 @@ def _project_parts(p, rows, mask, margin, products, options, specs):
         specs,
         is_leaf=lambda spec: isinstance(spec, PartitionSpec),
     )
-    layout = held_layout()
-    assert layout is not None
 
     def of_parts(p, rows, mask, margin, products):
         return _project(p, rows, mask, margin, products, options, divided)
