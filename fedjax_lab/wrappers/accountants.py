@@ -220,11 +220,10 @@ def _by_renyi_divergence(
 
     Parts: (noise multiplier, rounds, at least 1).
     """
-    rounds = [_one_round(z, cohort_size, num_clients, sampling) for z, _ in parts]
-    orders = rounds[0][0]
-    total = np.zeros(len(orders))
-    for (_, count), (_, rdp) in zip(parts, rounds, strict=True):
-        total += count * rdp
+    total = np.zeros(())
+    for multiplier, count in parts:
+        orders, rdp = _one_round(multiplier, cohort_size, num_clients, sampling)
+        total = total + count * rdp
     # A divergence is at least 0, and infinite at an order whose series does not converge.
     is_bound = np.isfinite(total) & (total >= 0)
     if not is_bound.any():
