@@ -6,6 +6,7 @@ train only the head, then only the body (``personal_first``).
 """
 
 import dataclasses
+import itertools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -290,12 +291,9 @@ def _vectors(plan: _Plan, value: PyTree) -> list[Params]:
 
 def _each_vector(plan: _Plan, value: PyTree, change: Callable[[int, Params], Params]) -> PyTree:
     """Change the vectors of a tree; ``change`` gets the number and the vector."""
-    parts, outside = jax.tree.flatten(value, is_leaf=_is_vector(plan))
-    index, changed = 0, []
-    for part in parts:
-        is_vector = _is_vector(plan)(part)
-        changed.append(change(index, part) if is_vector else part)
-        index += is_vector
+    is_vector, numbers = _is_vector(plan), itertools.count()
+    parts, outside = jax.tree.flatten(value, is_leaf=is_vector)
+    changed = [change(next(numbers), part) if is_vector(part) else part for part in parts]
     return jax.tree.unflatten(outside, changed)
 
 
