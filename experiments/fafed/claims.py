@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
 from experiments.fafed.batch import BATCH_5, BATCH_100
+from experiments.fafed.hundred_passes import SMALLER
 from experiments.fafed.language_model import OF_LETTERS, OF_WORDS
 from experiments.fafed.table_2 import HIGH, LOW, MEDIUM
 from experiments.studies.claims import Claim
@@ -119,6 +120,14 @@ CLAIMS = (
             ("FAFED", "all others", _OTHERS),
             *((name, "FedAvg", ("FedAvg",)) for name in (*_OTHERS[1:], "FAFED")),
         )
+    ),
+    *(
+        Claim(
+            f"{SMALLER} is ahead of {text}, low heterogeneity at batch 5, 100 passes (Table 2)",
+            *("hundred_passes", LOW, SMALLER, of),
+            has_numbers=False,
+        )
+        for text, of in (("all others", _OTHERS), ("FedAvg", ("FedAvg",)))
     ),
     *(
         Claim(
