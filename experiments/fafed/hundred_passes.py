@@ -50,7 +50,7 @@ and the order of tuning are those of Table 2, with a fifth of the rounds.""",
     scales={
         "machine": Scale(
             columns={name: _evaluated_less(name, column) for name, column in _LEVELS.items()},
-            minutes=500,
+            minutes=1000,
         ),
         "smoke": smoke(10, 10, tuple(METHODS_OPEN), partition=HIGH),
     },
