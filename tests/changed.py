@@ -35,8 +35,7 @@ COVERS = {
     "command/test_bad_input": "command/config_checks",
     "command/test_cli": "__main__ command/catalogue command/listings command/runner command/screen "
     "command/reports",
-    "command/test_commands": "command/sweeping command/last_method command/launch command/rerun "
-    "command/setup",
+    "command/test_commands": "command/sweeping command/launch command/rerun command/setup",
     "command/test_wrappers": "command/build command/config_checks",
     "command/test_config": "command/build command/config_checks command/config_file "
     "command/options command/settings",

@@ -12,7 +12,7 @@ import pytest
 from scipy import stats
 
 from fedjax_lab.checks import is_traced
-from fedjax_lab.command import last_method, launch, runner, setup
+from fedjax_lab.command import launch, runner, setup
 from fedjax_lab.command.cli import main
 from fedjax_lab.command.config import RunConfig
 from fedjax_lab.command.rerun import first_difference
@@ -320,13 +320,13 @@ def test_another_seed_is_not_traced_again_and_has_the_same_results(monkeypatch, 
 
     calls = traced(monkeypatch)
     rounds._kept.clear()
-    last_method._last.clear()
+    setup._last_task.clear()
     _, first = run("0", seed=0)
     again, second = run("1", seed=1)
     assert second < first
     _, other = run("2", seed=1, client_lr=0.05)
     assert other == first
-    last_method._last.clear()
+    setup._last_task.clear()
     rounds._kept.clear()
     alone, third = run("3", seed=1)
     assert third == first
