@@ -16,7 +16,6 @@ from fedjax_lab.command.settings import DEFAULT_TEST_SPLIT, NATURAL_SCHEME, Data
 from fedjax_lab.data.cells import Missing
 from fedjax_lab.data.columns import TableExamples, read_columns
 from fedjax_lab.data.federated import from_partition
-from fedjax_lab.data.files import Splits
 from fedjax_lab.data.partition import Partition, number_owners
 from fedjax_lab.data.sources import checked_splits
 from fedjax_lab.data.tables import FILES, Table
@@ -55,6 +54,15 @@ class _Clients(NamedTuple):
         rows = np.arange(len(examples.y), dtype=np.int32)
         partition = Partition(rows, np.asarray(self.sizes, np.int32), NATURAL_SCHEME, 0)
         return from_partition(examples, partition, self.names)
+
+
+class _Division(NamedTuple):
+    """Rows of training and test examples in the order of their clients, and these clients."""
+
+    train: np.ndarray
+    test: np.ndarray
+    seen: _Clients | None = None
+    own: _Clients | None = None
 
 
 def check_table(settings: DataSettings) -> None:
@@ -137,49 +145,55 @@ def load_table(settings: DataSettings, seed: int) -> LoadedData:
     if found.ids is not None:
         about = f"client={settings.client!r}"
         owners = _Owners(*number_owners(found.ids, settings.least_examples, about))
-    split = _split(settings.test_split)
-    if split.path is not None:
-        path, order = split.path, np.arange(len(found.examples.y))
-        if owners is not None:
-            order = np.argsort(owners.of_rows, kind="stable")
+    divided = _divided(settings, owners, len(found.examples.y), seed)
+    path, table_hash = _split(settings.test_split).path, None
+    if path is None:  # the same for each seed
+        table_hash = hash_arrays((*found.examples, owners and owners.of_rows))
 
-        def filled_by(rows: np.ndarray) -> LoadedData:
-            filled = _read(table, inputs, settings, training=order[rows])
-            return _with_file(settings, path, inputs, filled, owners)
-
-        divided = _with_file(settings, path, inputs, found, owners)
-        return divided._replace(with_means_of=filled_by if found.means else None)
-    x, y = found.examples
-    seen = own = None
-    if owners is None:
-        order = np.random.default_rng(seed).permutation(len(y))
-        held = max(1, round(split.share * len(y)))
-        train, test = np.sort(order[held:]), np.sort(order[:held])
-    else:
-        numbers = np.arange(len(y), dtype=np.int32)
-        rows = data.partition(numbers, owners.of_rows, len(owners.names), min_size=1)
-        rows = rows.share(rows.host_partition(), owners.names)
-        with said_of("test_split", settings.test_split):
-            if split.unit == "clients":
-                in_train, in_test = data.split_clients(rows, split.share, seed)
-            else:
-                in_train, in_test = data.split_examples(rows, split.share, seed)
-                own = _Clients(np.asarray(in_test.sizes), in_test.names)
-        seen = _Clients(np.asarray(in_train.sizes), in_train.names)
-        train, test = np.asarray(in_train.indices), np.asarray(in_test.indices)
-    table_hash = hash_arrays((x, y, owners and owners.of_rows))  # the same for each seed
-
-    def with_inputs(x: np.ndarray) -> LoadedData:
-        splits = {"train": (x[train], y[train]), "test": (x[test], y[test])}
-        return _checked(settings, splits, y, seen, own)._replace(table=table_hash)
+    def load(filled: TableExamples) -> LoadedData:
+        x, y = filled.examples
+        if path is None:
+            tests, own = data.Examples(x[divided.test], y[divided.test]), divided.own
+        else:
+            tests, own = _read_tests(settings, path, inputs, filled, owners)
+        splits = {"train": (x[divided.train], y[divided.train]), "test": tests}
+        labels = np.concatenate([labels for _, labels in splits.values()])
+        classes = None if y.dtype.kind == "f" else int(labels.max()) + 1
+        train, test = checked_splits(settings.dataset, splits, classes)
+        clients = None if divided.seen is None else divided.seen.federation(train)
+        tests_of_clients = None if own is None else own.federation(test)
+        return LoadedData(train, test, clients, tests_of_clients, classes, table_hash)
 
     def with_means_of(rows: np.ndarray) -> LoadedData:
-        return with_inputs(_read(table, inputs, settings, training=train[rows]).examples.x)
+        return load(_read(table, inputs, settings, training=divided.train[rows]))
 
     if not found.means:
-        return with_inputs(x)
+        return load(found)
     # Now that the training rows are known, their means fill gaps.
-    return with_means_of(np.arange(len(train)))._replace(with_means_of=with_means_of)
+    every = np.arange(len(divided.train))
+    return with_means_of(every)._replace(with_means_of=with_means_of)
+
+
+def _divided(settings: DataSettings, owners: _Owners | None, n: int, seed: int) -> _Division:
+    """Divide the rows; all are for training if another file has the test set."""
+    split = _split(settings.test_split)
+    if split.path is not None:
+        if owners is None:
+            return _Division(np.arange(n), np.arange(0))
+        order = np.argsort(owners.of_rows, kind="stable")
+        return _Division(order, order[:0], _Clients(np.bincount(owners.of_rows), owners.names))
+    if owners is None:
+        order, held = np.random.default_rng(seed).permutation(n), max(1, round(split.share * n))
+        return _Division(np.sort(order[held:]), np.sort(order[:held]))
+    numbers = np.arange(n, dtype=np.int32)
+    rows = data.partition(numbers, owners.of_rows, len(owners.names), min_size=1)
+    rows = rows.share(rows.host_partition(), owners.names)
+    with said_of("test_split", settings.test_split):
+        divide = data.split_clients if split.unit == "clients" else data.split_examples
+        train, test = divide(rows, split.share, seed)
+    seen, own = (_Clients(np.asarray(part.sizes), part.names) for part in (train, test))
+    own_or_none = own if split.unit == "examples" else None
+    return _Division(np.asarray(train.indices), np.asarray(test.indices), seen, own_or_none)
 
 
 def parse_missing(texts: Sequence[str]) -> Any:
@@ -273,51 +287,31 @@ def _read(
     return found._replace(examples=data.Examples(found.examples.x, y))
 
 
-def _checked(
-    settings: DataSettings,
-    splits: Splits,
-    y: np.ndarray,
-    seen: _Clients | None,
-    own: _Clients | None,
-) -> LoadedData:
-    classes = None if y.dtype.kind == "f" else int(y.max()) + 1
-    train, test = checked_splits(settings.dataset, splits, classes)
-    clients = None if seen is None else seen.federation(train)
-    return LoadedData(train, test, clients, None if own is None else own.federation(test), classes)
-
-
-def _with_file(
+def _read_tests(
     settings: DataSettings,
     path: str,
     inputs: Sequence[str],
     found: TableExamples,
     owners: _Owners | None,
-) -> LoadedData:
+) -> tuple[data.Examples, _Clients | None]:
     """Read the test set from another file, with the clients of its rows if it has their column."""
-    x, y = found.examples
     table = Table(path, parse_missing(settings.missing))
     if Path(path).samefile(settings.dataset.partition(":")[2]):
         raise ValueError(
             f"test_split is {path!r}, the file that is trained on; it must be another one, or a "
             "part such as examples:0.2."
         )
-    (x_test, y_test), ids, *_ = _read(table, inputs, settings, found)
-    seen = own = None
-    if owners is not None:
-        names, order = owners.names, np.argsort(owners.of_rows, kind="stable")
-        seen = _Clients(np.bincount(owners.of_rows), names)
-        x, y = x[order], y[order]
-        if ids is not None:
-            of_rows = list(map(str, ids.tolist()))
-            _check_known(settings, path, tuple(dict.fromkeys(of_rows)), names)
-            places = {name: place for place, name in enumerate(names)}
-            of = np.array([places.get(name, len(names)) for name in of_rows])
-            order = np.argsort(of, kind="stable")
-            x_test, y_test = x_test[order], y_test[order]  # rows of other clients come last
-            counts = np.bincount(of, minlength=len(names) + 1)[:-1]
-            own = _Clients(counts, names) if counts.sum() else None
-    splits = {"train": (x, y), "test": (x_test, y_test)}
-    return _checked(settings, splits, np.concatenate([y, y_test]), seen, own)
+    tests, ids, *_ = _read(table, inputs, settings, found)
+    if owners is None or ids is None:
+        return tests, None
+    names, of_rows = owners.names, list(map(str, ids.tolist()))
+    _check_known(settings, path, tuple(dict.fromkeys(of_rows)), names)
+    places = {name: place for place, name in enumerate(names)}
+    of = np.array([places.get(name, len(names)) for name in of_rows])
+    order = np.argsort(of, kind="stable")  # rows of other clients come last
+    counts = np.bincount(of, minlength=len(names) + 1)[:-1]
+    tests = data.Examples(tests.x[order], tests.y[order])
+    return tests, _Clients(counts, names) if counts.sum() else None
 
 
 def _check_known(
