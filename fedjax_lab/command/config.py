@@ -32,7 +32,7 @@ from fedjax_lab.command.settings import (
     OutputSettings,
     PrivacySettings,
     RoundsSettings,
-    facts_of_group,
+    facts_of,
 )
 from fedjax_lab.signatures import SYNONYMS
 from fedjax_lab.storage.run_dir import renamed_settings
@@ -276,7 +276,7 @@ GROUPS = {name: type(group) for name, group in vars(RunConfig()).items()}
 # Setting -> its default, its type, its facts.
 DEFAULTS = RunConfig().settings()
 HINTS = {name: hint for kind in GROUPS.values() for name, hint in get_type_hints(kind).items()}
-FACTS = {name: facts for kind in GROUPS.values() for name, facts in facts_of_group(kind).items()}
+FACTS = {f.name: facts_of(f) for kind in GROUPS.values() for f in dataclasses.fields(kind)}
 # Settings that a sweep may vary, in addition to the method's own hyperparameters.
 VARIED = tuple(name for name, facts in FACTS.items() if facts.is_varied)
 

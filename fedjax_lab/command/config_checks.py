@@ -15,7 +15,6 @@ from fedjax_lab.command.settings import (
     PrivacySettings,
     RoundsSettings,
     check_ranges,
-    facts_of_group,
     said_of,
 )
 from fedjax_lab.command.table_data import check_table
@@ -48,7 +47,6 @@ def check_config(config: Any) -> None:
     _check_data(config.data)
     _check_clients(config.data)
     _check_method(config.method, config.rounds.rounds)
-    _check_needs(config)
     _check_privacy(config.privacy, config.rounds)
     _check_rounds(config.rounds, config.clock, config.data.num_clients)
 
@@ -84,15 +82,9 @@ def _check_rounds(rounds: RoundsSettings, clock: ClockSettings, num_clients: int
         steps = 5 if rounds.local_steps is None else rounds.local_steps
         check_int("min_local_steps", clock.min_local_steps, minimum=1, maximum=steps)
     devices = clock.devices()
-    policy = ClientTimes(over_selection=clock.over_selection, deadline=clock.deadline)
     if clock.times is not None:
+        policy = ClientTimes(over_selection=clock.over_selection, deadline=clock.deadline)
         check_devices(policy, devices)
-        return
-    for name in ("over_selection", "deadline"):
-        if getattr(policy, name) != getattr(ClientTimes, name):
-            raise ValueError(
-                f"{name} is {getattr(policy, name)} and times None; it needs a file of times."
-            )
 
 
 def _check_data(data: DataSettings) -> None:
@@ -140,15 +132,6 @@ def _check_clients(data: DataSettings) -> None:
             f"num_clients is {data.num_clients}; with {data.partition} the ids determine "
             "the number of clients: omit num_clients."
         )
-
-
-def _check_needs(config: Any) -> None:
-    """Check that no setting lacks another one without which it means nothing."""
-    values = config.settings()
-    for group in vars(config).values():
-        for name, facts in facts_of_group(group).items():
-            if values[name] is not None and facts.needs and values[facts.needs] is None:
-                raise ValueError(f"{name} is {values[name]}; it requires {facts.needs}.")
 
 
 def _check_privacy(privacy: PrivacySettings, rounds: RoundsSettings) -> None:

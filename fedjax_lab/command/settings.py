@@ -53,7 +53,7 @@ class Facts(NamedTuple):
     Attributes:
       check: its range: function of name and value, which raises an error; of each value if it is a
         tuple. None: any.
-      needs: name of a setting without which it must be None.
+      needs: setting of the group that must not be None, unless this one has its default.
       is_varied: whether ``sweep`` and ``tune`` may vary it; its value may then be traced.
       is_recorded: whether config.json has it, so that a run that resumes must have the same value
         (except of ``rounds``).
@@ -76,9 +76,9 @@ def setting(default: Any, check: Callable[[str, Any], Any] | None = None, **fact
     return dataclasses.field(default=default, metadata={"facts": Facts(check, **facts)})
 
 
-def facts_of_group(group: Any) -> dict[str, Facts]:
-    """Return the facts of each setting of a group, or of its class."""
-    return {field.name: field.metadata.get("facts", Facts()) for field in dataclasses.fields(group)}
+def facts_of(field: dataclasses.Field[Any]) -> Facts:
+    """Return the facts of a group's field."""
+    return field.metadata.get("facts", Facts())
 
 
 # Ranges of settings.
@@ -104,17 +104,19 @@ def form_of(check: Callable[[Any], Any]) -> Any:
 
 
 def check_ranges(group: Any) -> None:
-    """Check each setting of a group against its range.
+    """Check each setting of a group against its range, and that it does not lack another one.
 
     Raises:
-      ValueError, TypeError: a setting is out of range, or has another type.
+      ValueError, TypeError: a setting is out of range, has another type, or needs another one.
     """
-    for name, facts in facts_of_group(group).items():
-        value = getattr(group, name)
+    for field in dataclasses.fields(group):
+        name, value, facts = field.name, getattr(group, field.name), facts_of(field)
         if facts.check is not None and value is not None:
             for each in value if isinstance(value, tuple | list) else (value,):
                 with said_of(name, each):
                     facts.check(name, each)
+        if facts.needs and value != field.default and getattr(group, facts.needs) is None:
+            raise ValueError(f"{name} is {value}; it requires {facts.needs}.")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -357,10 +359,10 @@ class ClockSettings:
     """File of client times, FILE.npz with arrays step_seconds, download, upload, latency,
     availability."""
 
-    over_selection: float = 1.0
+    over_selection: float = setting(1.0, needs="times")
     """With times: sampled clients per participant; the first ones to finish participate."""
 
-    deadline: float | None = None
+    deadline: float | None = setting(None, needs="times")
     """With times: simulated seconds after which the server stops waiting for stragglers."""
 
     concurrency: int | None = None
