@@ -1,6 +1,6 @@
 """The data set of a run: by name, a table, or from a function of one's own."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -9,9 +9,9 @@ from fedjax_lab import data
 from fedjax_lab.command.factories import find, is_own
 from fedjax_lab.command.loaded_data import LoadedData
 from fedjax_lab.command.options import parse_options_of
-from fedjax_lab.command.settings import DataSettings
+from fedjax_lab.command.settings import DataSettings, said_of
 from fedjax_lab.command.table_data import load_table
-from fedjax_lab.data.dtypes import native
+from fedjax_lab.data.federated import from_partition
 from fedjax_lab.data.shakespeare import NUM_TOKENS
 from fedjax_lab.data.sources import checked_splits
 from fedjax_lab.data.text import NUM_BYTES
@@ -61,59 +61,39 @@ def _load_own(settings: DataSettings) -> LoadedData:
     returned = find("dataset", settings.dataset)(
         **parse_options_of("dataset", settings.dataset, settings.dataset_option)
     )
-    owner = f"dataset is {settings.dataset!r}"
+    given: Any
     try:
         train, test = returned
-        of_clients = isinstance(train, Mapping)
-        names = list(train) if of_clients else []
-        given = [train[name] for name in names] if of_clients else [train]
-        parts = [(np.asarray(part[0]), np.asarray(part[1])) for part in given]
-        # Arrays without examples may have another shape and dtype.
-        filled = [part for part in parts if len(part[0]) or len(part[1])] or parts
-        x, y = (np.concatenate([part[i] for part in filled]) for i in (0, 1))
-        splits = {"train": (x, y), "test": (np.asarray(test[0]), np.asarray(test[1]))}
+        is_mapping = isinstance(train, Mapping)
+        given = {name: _pair(train[name]) for name in train} if is_mapping else _pair(train)
+        tests = _pair(test)
     except (TypeError, ValueError, LookupError) as error:
         raise TypeError(
-            f"{owner}, which returned a {type(returned).__name__}; {_FORMS} ({error})."
+            f"dataset is {settings.dataset!r}, which returned a {type(returned).__name__}; "
+            f"{_FORMS} ({error})."
         ) from error
-    _check_parts(owner, names, parts)
-    if of_clients != settings.is_natural:
-        comes, flag = ("with its", "natural") if of_clients else ("without", "iid or another one")
+    if is_mapping != settings.is_natural:
+        comes, flag = ("with its", "natural") if is_mapping else ("without", "iid or another one")
         raise ValueError(
             f"partition is {settings.partition!r}; {settings.dataset} comes {comes} clients: give "
             f"--partition {flag}."
         )
-    classes = None
+    clients = classes = None
+    if is_mapping:
+        with said_of("dataset", settings.dataset):
+            clients = data.from_clients(given, min_size=settings.least_examples)
+        given = _pair(clients.examples)
+    splits, y = {"train": given, "test": tests}, given[1]
     if y.ndim == 1 and y.dtype.kind in "iu":
         classes = 1 + max(int(labels.max()) for _, labels in splits.values())
     if y.ndim > 1 and y.dtype.kind in "iu":  # words; checked as those of a text are
         train, test = (data.Examples(*(a.astype(np.int32) for a in s)) for s in splits.values())
     else:
         train, test = checked_splits(settings.dataset, splits, classes)
-    clients = None
-    if of_clients:
-        ends = np.cumsum([0, *(len(part[1]) for part in parts)])
-        bounds = zip(names, ends, ends[1:], strict=False)
-        held = {name: (train.x[a:b], train.y[a:b]) for name, a, b in bounds}
-        clients = data.from_clients(held, min_size=settings.least_examples)
+    if clients is not None:  # with the examples as they are stored
+        clients = from_partition(train, clients.host_partition(), clients.names)
     return LoadedData(train, test, clients, classes=classes)
 
 
-def _check_parts(
-    owner: str, names: Sequence[Any], parts: Sequence[tuple[np.ndarray, np.ndarray]]
-) -> None:
-    """Check what joined clients would hide: other numbers of inputs than targets, other dtypes."""
-    for name, (x, y) in zip(names, parts, strict=False):
-        if len(x) != len(y):
-            raise ValueError(
-                f"{owner}: client {name!r} has {len(x)} inputs and {len(y)} targets; there must be "
-                "as many."
-            )
-    filled = [(name, part) for name, part in zip(names, parts, strict=False) if part[0].size]
-    for name, part in filled:
-        for place, array, of_first in zip("xy", part, filled[0][1], strict=True):
-            if native(array.dtype) != native(of_first.dtype):
-                raise ValueError(
-                    f"{owner}: {place} of client {name!r} has dtype {array.dtype} and {place} of "
-                    f"client {filled[0][0]!r} {of_first.dtype}; all must be alike."
-                )
+def _pair(part: Any) -> tuple[np.ndarray, np.ndarray]:
+    return np.asarray(part[0]), np.asarray(part[1])

@@ -245,7 +245,8 @@ def test_clients_without_examples_are_taken_if_asked_for(package):
         ),
         (
             ["--dataset", "own_pkg.data:of_two_scales", "--partition", "natural"],
-            "x of client 'cy' has dtype uint8 and x of client 'ann' float32; all must be alike",
+            "clients['cy'].x has examples of shape (3,) and dtype uint8, clients['ann'].x of (3,) "
+            "and float32; all must be alike",
         ),
         (
             ["--dataset", "own_pkg.data:with_nobody", "--partition", "natural"],
@@ -253,7 +254,7 @@ def test_clients_without_examples_are_taken_if_asked_for(package):
         ),
         (
             ["--dataset", "own_pkg.data:of_uneven_arrays", "--partition", "natural"],
-            "client 'cy' has 9 inputs and 10 targets; there must be as many",
+            "clients['cy'] has leaves with leading axes [(9,), (10,)]; all must be equal",
         ),
         (["--dataset", "own_pkg.models:net"], "needs num_classes: give --dataset-option num_cl"),
         (["--algorithm", "fedavgg"], "algorithm is 'fedavgg'; it must be one of"),
