@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from fedjax_lab.checks import repeated
 from fedjax_lab.command.build import check_methods
 from fedjax_lab.command.config import FACTS, HINTS, RunConfig
 from fedjax_lab.command.config_file import convert, kinds_of, read_settings
@@ -81,13 +82,11 @@ def list_runs(settings: RunConfig, lists: Lists, seeds: Sequence[int] = ()) -> l
             elif seeds and parent is not None:
                 config = config.replace(run_dir=str(Path(parent) / f"seed{seed}"))
             configs.append(config.resolve())
-    places = [config.output.run_dir for config in configs]
-    for place in places:
-        if places.count(place) > 1:
-            raise ValueError(
-                f"two runs would have the directory {place}: the values of a setting differ only "
-                "in what a name leaves out; run them one by one, each with its own --run-dir."
-            )
+    if twice := repeated(config.output.run_dir for config in configs):
+        raise ValueError(
+            f"two runs would have the directory {twice}: the values of a setting differ only in "
+            "what a name leaves out; run them one by one, each with its own --run-dir."
+        )
     if len(configs) > 1:
         check_methods(configs)
     return configs

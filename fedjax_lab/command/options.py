@@ -133,16 +133,9 @@ def float_options(algorithm: str, server_optimizer: Any = None) -> list[str]:
     Raises:
       ValueError: one of the names is unknown.
     """
+    hints = _hints(find("algorithm", algorithm))
     options = algorithm_options(algorithm, server_optimizer)
-    parameters = inspect.signature(find("algorithm", algorithm)).parameters
-
-    def is_float(name: str, default: Any) -> bool:
-        if name not in parameters:  # the server optimizer's own
-            return isinstance(default, float)
-        hint = parameters[name].annotation
-        return float in (hint, *typing.get_args(hint))
-
-    return [name for name, default in options.items() if is_float(name, default)]
+    return [n for n, default in options.items() if float in _kinds_of(hints.get(n), default)]
 
 
 def derived_options(algorithm: str, num_clients: int | None) -> dict[str, Any]:
@@ -249,10 +242,11 @@ def _choices_of(hint: Any) -> tuple[Any, ...]:
     return tuple(value for part in parts for value in part) if all(parts) else ()
 
 
-def _kinds_of(hint: Any) -> set[type]:
-    """Return the plain types that an annotation names."""
+def _kinds_of(hint: Any, default: Any = None) -> set[type]:
+    """Return the plain types that an annotation names, or else that of the default."""
     parts = {hint, *typing.get_args(hint), *map(type, _choices_of(hint))}
-    return {kind for kind in parts if isinstance(kind, type) and kind in _KINDS}
+    named = {kind for kind in parts if isinstance(kind, type) and kind in _KINDS}
+    return named or {type(default)} & _KINDS.keys()
 
 
 def _may_be_none(hint: Any, default: Any) -> bool:
@@ -309,7 +303,7 @@ def _typed(what: str, value: Any, default: Any, hint: Any) -> Any:
         )
         is_right, words = all(type(part) in kinds for part in value), "a tuple like 64,32"
     else:
-        kinds = _kinds_of(hint) or {type(default)} & _KINDS.keys()
+        kinds = _kinds_of(hint, default)
         is_right, words = fits(value, kinds), in_words(kinds)
         if not kinds:
             is_right = not (default is REQUIRED and isinstance(value, bool))

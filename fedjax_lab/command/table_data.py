@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedjax_lab import data
-from fedjax_lab.checks import check_choice, warn
+from fedjax_lab.checks import check_choice, repeated, warn
 from fedjax_lab.command.loaded_data import LoadedData
 from fedjax_lab.command.settings import DEFAULT_TEST_SPLIT, NATURAL_SCHEME, DataSettings, said_of
 from fedjax_lab.data.cells import Missing
@@ -224,9 +224,8 @@ def parse_missing(texts: Sequence[str]) -> Any:
             f"missing is {' '.join(texts)!r}; it must be drop, mean, keep or a number, two of "
             "these for columns of numbers and of text, or several MARK=MEANING, such as ?=drop."
         )
-    marks = [mark for mark, *_ in pairs]
-    if twice := [mark for place, mark in enumerate(marks) if mark in marks[:place]]:
-        raise ValueError(f"missing is {' '.join(texts)!r}; it has the mark {twice[0]!r} twice.")
+    if (twice := repeated(mark for mark, *_ in pairs)) is not None:
+        raise ValueError(f"missing is {' '.join(texts)!r}; it has the mark {twice!r} twice.")
     return {mark: meaning(text) for mark, _, text in pairs}
 
 
