@@ -13,14 +13,11 @@ from typing import Any
 
 import jax
 
-from fedjax_lab.command import listings
 from fedjax_lab.command.commands import (
     PROG,
-    AlgorithmsCommand,
     ExportCommand,
     ListCommand,
     PlanCommand,
-    RecipeCommand,
     ReportCommand,
     RerunCommand,
     RunCommand,
@@ -63,10 +60,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     debug = "--debug" in argv
     try:
         command = parse(argv)
-        if isinstance(command, ListCommand):
-            return _print(getattr(listings, type(command).__name__)())
         with warnings.catch_warnings():
             warnings.showwarning = show_warning
+            if isinstance(command, ListCommand):
+                print(command.text(**vars(command)))
+                return 0
             return _ACTIONS[type(command)](command)
     except KeyboardInterrupt as error:
         why = "" if is_process else f" {error}".rstrip()
@@ -87,11 +85,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _MISTAKE
     finally:
         forget_signal()  # the exit status says it
-
-
-def _print(text: str) -> int:
-    print(text)
-    return 0
 
 
 def export_command(command: ExportCommand) -> int:
@@ -166,6 +159,4 @@ _ACTIONS: dict[type, Callable[[Any], int]] = {
     ReportCommand: report_command,
     ExportCommand: export_command,
     RerunCommand: rerun_command,
-    RecipeCommand: lambda command: _print(listings.recipe(command.name)),
-    AlgorithmsCommand: lambda command: _print(listings.algorithms(markdown=command.markdown)),
 }

@@ -12,7 +12,7 @@ import re
 import sys
 import textwrap
 from collections.abc import Callable, Mapping
-from typing import Annotated, Any, Literal, get_type_hints
+from typing import Annotated, Any, ClassVar, Literal, get_type_hints
 
 import tyro
 
@@ -290,24 +290,34 @@ class RerunCommand(_Quiet):
     """Folder with the files of the data set. None: the usual places."""
 
 
+class ListCommand:
+    """A command that prints a text.
+
+    Attributes:
+      text: function of ``listings``, which takes the command's arguments.
+    """
+
+    text: ClassVar[Callable[..., str]]
+
+
 @dataclasses.dataclass(frozen=True)
-class AlgorithmsCommand:
+class AlgorithmsCommand(ListCommand):
     """List the methods: paper, traffic, client state, gradients, options and defaults."""
+
+    text = staticmethod(listings.algorithms)
 
     markdown: bool = False
     """Print them as a page of Markdown."""
 
 
 @dataclasses.dataclass(frozen=True)
-class RecipeCommand:
+class RecipeCommand(ListCommand):
     """Print a short program to start from, such as recipe ditto > mine.py; without it, list all."""
+
+    text = staticmethod(listings.recipe)
 
     name: Annotated[str | None, tyro.conf.arg(metavar="NAME"), tyro.conf.Positional] = None
     """Name of the recipe. None: list all."""
-
-
-class ListCommand:
-    """A command without arguments: it prints what the function of its name in ``listings`` says."""
 
 
 _LISTS = (
@@ -509,7 +519,10 @@ _WITHOUT_SETTINGS: dict[str, type] = {
     "algorithms": AlgorithmsCommand,
     **{
         of.__name__: dataclasses.make_dataclass(
-            of.__name__, [], bases=(ListCommand,), namespace={"__doc__": of.__doc__}
+            of.__name__,
+            [],
+            bases=(ListCommand,),
+            namespace={"__doc__": of.__doc__, "text": staticmethod(of)},
         )
         for of in _LISTS
     },
