@@ -57,8 +57,7 @@ def format_value(value: Any) -> str:
     """
     if isinstance(value, (tuple, list)):
         return ",".join(map(format_value, value)) + ("," if len(value) < 2 else "")
-    words: dict[Any, str] = {True: "true", False: "false"}
-    return "none" if value is None else words[value] if isinstance(value, bool) else str(value)
+    return str(value).lower() if value is None or isinstance(value, bool) else str(value)
 
 
 def text_of(description: Any) -> str:
@@ -83,9 +82,7 @@ def text_of(description: Any) -> str:
         return _called(description) + (f"({inner})" if inner else "")
     if isinstance(description, (list, tuple)):
         return f"[{', '.join(map(text_of, description))}]"
-    if isinstance(description, bool) or description is None:
-        return {True: "true", False: "false", None: "none"}[description]
-    return f"{description:.6g}" if isinstance(description, float) else str(description)
+    return f"{description:.6g}" if isinstance(description, float) else format_value(description)
 
 
 def flat(description: Any, name: str) -> Iterator[tuple[str, Any]]:
@@ -98,12 +95,8 @@ def flat(description: Any, name: str) -> Iterator[tuple[str, Any]]:
     if isinstance(description, Mapping) and not {FUNCTION, TYPE}.isdisjoint(description):
         yield name, _called(description)
         parts = description.get(ARGUMENTS, {})
-        if isinstance(parts, Mapping):
-            for key, part in parts.items():
-                yield from flat(part, f"{name}.{key}")
-        else:
-            for place, part in enumerate(parts):
-                yield from flat(part, f"{name}.{place}")
+        for key, part in parts.items() if isinstance(parts, Mapping) else enumerate(parts):
+            yield from flat(part, f"{name}.{key}")
     else:
         yield name, text_of(description) if isinstance(description, Mapping) else description
 
@@ -192,18 +185,13 @@ def _described(value: Any, outer: tuple[int, ...]) -> Any:
 def _function(function: Any, inner: Callable[[Any], Any]) -> Any:
     """Describe a callable."""
     if isinstance(function, functools.partial):
-        made = inner(function.func)
-        found: dict[str, Any] = made if isinstance(made, dict) else {FUNCTION: text_of(made)}
         try:
             given = inspect.signature(function.func).bind_partial(*function.args).arguments
         except (TypeError, ValueError):  # some built-in functions have no signature
             given = {str(place): part for place, part in enumerate(function.args)}
-        bound = {name: inner(part) for name, part in {**given, **function.keywords}.items()}
-        return {**found, ARGUMENTS: {**found.get(ARGUMENTS, {}), **bound}}
+        return _bound(inner(function.func), {**given, **function.keywords}, inner)
     if isinstance(function, types.MethodType):
-        found = inner(function.__func__)
-        bound = {"self": inner(function.__self__)}
-        return {**found, ARGUMENTS: {**found.get(ARGUMENTS, {}), **bound}}
+        return _bound(inner(function.__func__), {"self": function.__self__}, inner)
     if isinstance(function, types.FunctionType):
         return _made(function.__qualname__, (function,), inner)
     if dataclasses.is_dataclass(function) or hasattr(function, "_fields"):
@@ -213,6 +201,13 @@ def _function(function: Any, inner: Callable[[Any], Any]) -> Any:
     if hasattr(function, "__name__"):  # such as a built-in function
         return {FUNCTION: _name(function)}
     return _object(function, inner)
+
+
+def _bound(made: Any, arguments: Mapping[str, Any], inner: Callable[[Any], Any]) -> dict[str, Any]:
+    """Add arguments to the description of a function."""
+    found: dict[str, Any] = made if isinstance(made, dict) else {FUNCTION: text_of(made)}
+    bound = {name: inner(part) for name, part in arguments.items()}
+    return {**found, ARGUMENTS: {**found.get(ARGUMENTS, {}), **bound}}
 
 
 def _transform(init: Any, update: Any, inner: Callable[[Any], Any]) -> Any:

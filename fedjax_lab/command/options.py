@@ -133,8 +133,8 @@ def float_options(algorithm: str, server_optimizer: Any = None) -> list[str]:
     Raises:
       ValueError: one of the names is unknown.
     """
-    hints = _hints(find("algorithm", algorithm))
     options = algorithm_options(algorithm, server_optimizer)
+    hints = _hints(find("algorithm", algorithm))
     return [n for n, default in options.items() if float in _kinds_of(hints.get(n), default)]
 
 

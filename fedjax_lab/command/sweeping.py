@@ -7,7 +7,6 @@ from typing import Any
 from fedjax_lab.checks import check_choice, warn
 from fedjax_lab.command.commands import PROG, SweepCommand
 from fedjax_lab.command.config import VARIED, RunConfig
-from fedjax_lab.command.factories import check_known
 from fedjax_lab.command.launch import INTERRUPTED, start
 from fedjax_lab.command.options import float_options, parse_options, server_lr_of
 from fedjax_lab.command.screen import file_to_write, print_rows
@@ -156,7 +155,6 @@ def may_vary(settings: RunConfig) -> list[str]:
     Raises:
       ValueError: the algorithm is unknown.
     """
-    check_known("algorithm", settings.method.algorithm)
     optimizer = parse_options(settings.method.option, "option").get("server_optimizer")
     names = [*VARIED, *float_options(settings.method.algorithm, optimizer)]
     takes_none = server_lr_of(settings.method.algorithm) == "none taken"
