@@ -16,7 +16,7 @@ from fedjax_lab.command.config_checks import parse_attack
 from fedjax_lab.command.factories import find, is_own
 from fedjax_lab.command.options import CLIPS, SERVER_OPTIMIZERS
 from fedjax_lab.command.schedules import client_schedule
-from fedjax_lab.command.settings import ClockSettings, PrivacySettings, RoundsSettings, said_of
+from fedjax_lab.command.settings import said_of
 from fedjax_lab.machine.keys import seeded
 from fedjax_lab.models import Model, classification_loss, mlp
 from fedjax_lab.models.losses import Preprocess
@@ -74,8 +74,14 @@ def build_algorithm(
     rate = client_schedule(method.client_lr_schedule, method.client_lr, config.rounds.rounds)
     algorithm = factory(subject, client_lr=rate, **arguments)
     check_algorithm(algorithm, f"what {method.algorithm} returns")
-    is_buffered = config.clock.concurrency is not None  # its clients have no residuals
+    return _with_wrappers(algorithm, config)
+
+
+def _with_wrappers(algorithm: Algorithm, config: RunConfig) -> Algorithm:
+    """Wrap the method as the settings request, with the attack outside all others."""
+    method, privacy, rounds, clock = config.method, config.privacy, config.rounds, config.clock
     if method.compressor is not None or method.downlink_compressor is not None:
+        is_buffered = clock.concurrency is not None  # its clients have no residuals
         algorithm = with_compression(
             algorithm,
             method.compressor or "identity",
@@ -83,13 +89,6 @@ def build_algorithm(
             and not (is_buffered and method.compressor is None),
             downlink=method.downlink_compressor,
         )
-    return _with_wrappers(algorithm, config.privacy, config.rounds, config.clock)
-
-
-def _with_wrappers(
-    algorithm: Algorithm, privacy: PrivacySettings, rounds: RoundsSettings, clock: ClockSettings
-) -> Algorithm:
-    """Wrap the method as the settings request, with the attack outside all others."""
     if privacy.robust_rule is not None:
         algorithm = with_robust_aggregation(algorithm, privacy.robust_rule)
     if privacy.dp_clip_norm is not None:
