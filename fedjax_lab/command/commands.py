@@ -320,10 +320,12 @@ class RecipeCommand(ListCommand):
     """Name of the recipe. None: list all."""
 
 
-_LISTS = (
-    *(listings.published, listings.compressors, listings.datasets, listings.partitions),
-    listings.models,
-)
+def _listing(text: Callable[[], str]) -> type[ListCommand]:
+    """Make the command without arguments that prints what a function of ``listings`` returns."""
+    namespace = {"__doc__": text.__doc__, "text": staticmethod(text)}
+    return dataclasses.make_dataclass(text.__name__, [], bases=(ListCommand,), namespace=namespace)
+
+
 _METHODS_OF_TUNE = re.compile(r"^--algorithm(=|$)")
 
 
@@ -517,13 +519,9 @@ _WITHOUT_SETTINGS: dict[str, type] = {
     "rerun": RerunCommand,
     "recipe": RecipeCommand,
     "algorithms": AlgorithmsCommand,
-    **{
-        of.__name__: dataclasses.make_dataclass(
-            of.__name__,
-            [],
-            bases=(ListCommand,),
-            namespace={"__doc__": of.__doc__, "text": staticmethod(of)},
-        )
-        for of in _LISTS
-    },
+    "published": _listing(listings.published),
+    "compressors": _listing(listings.compressors),
+    "datasets": _listing(listings.datasets),
+    "partitions": _listing(listings.partitions),
+    "models": _listing(listings.models),
 }
