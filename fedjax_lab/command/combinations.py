@@ -65,7 +65,6 @@ def list_runs(settings: RunConfig, lists: Lists, seeds: Sequence[int] = ()) -> l
       ValueError, TypeError: as ``RunConfig.resolve``; an option is not one of all methods; a method
         refuses a wrapper; or two runs would have the same directory.
     """
-    check_lists(lists)
     methods = lists.get("algorithm", (settings.method.algorithm,))
     check_shared_options(settings.method.option, methods)
     # Runs that differ in the last names only share a traced method.
