@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Sharding
 
-from fedjax_lab.checks import check_int, repeated
+from fedjax_lab.checks import check_int
 from fedjax_lab.models.base import Model
 from fedjax_lab.models.decoder import decoder, params_shapes
 from fedjax_lab.models.decoder_config import DecoderConfig, config_fields, read_decoder_config
@@ -28,6 +28,8 @@ from fedjax_lab.models.weight_tables import (
     Stored,
     Table,
     decoder_table,
+    few,
+    stored_leaves,
 )
 from fedjax_lab.tree import by_path
 from fedjax_lab.types import Params, PyTree
@@ -190,45 +192,31 @@ def load_safetensors(
         table = {path: rename(path) for path in by_path(into)}
     else:
         table = rename
-    return read_into(WeightFiles(path), into, table, ignore)
+    return read_into(WeightFiles(path), into, table, ignore, "rename")
 
 
 def read_into(
-    files: WeightFiles | HeldArrays, into: PyTree, table: Table, ignore: Sequence[str]
+    files: WeightFiles | HeldArrays,
+    into: PyTree,
+    table: Table,
+    ignore: Sequence[str],
+    argument: str = "table",
 ) -> Params:
     """Read arrays into a pytree of known shapes, after a check of names, shapes and dtypes.
 
     Args:
       table: path of a leaf -> how it is stored.
+      argument: the argument that gave the table, for errors.
 
     Raises:
       ValueError: as ``load_safetensors``.
     """
-    plan = _checked(files, into, table, ignore)
-    filled = [_fill(files, leaf, stored) for leaf, stored in plan]
-    return jax.tree.unflatten(jax.tree.structure(into), filled)
-
-
-def _checked(
-    files: WeightFiles | HeldArrays, into: PyTree, table: Table, ignore: Sequence[str]
-) -> list[tuple[Any, Stored]]:
-    """Check names, shapes and dtypes; return each leaf with how it is stored."""
     leaves = by_path(into)
-    if unlike := sorted(leaves.keys() ^ table.keys()):
-        raise ValueError(f"rename and into differ: {_few(unlike)} is in one of them alone.")
-    plan: list[tuple[Any, Stored]] = []
-    names: list[str] = []
     for path, leaf in leaves.items():
-        source = table[path]
-        stored = Stored(source) if isinstance(source, str) else source
         if not jnp.issubdtype(leaf.dtype, jnp.floating):
             raise ValueError(f"into has {leaf.dtype} at {path!r}; it must hold floats.")
-        if not stored.fits(leaf.shape):
-            raise ValueError(f"into has {leaf.shape} at {path!r}, which cannot be {stored}.")
-        plan.append((leaf, stored))
-        names += stored.names(leaf.shape)
-    if (twice := repeated(names)) is not None:
-        raise ValueError(f"rename has two leaves for {twice!r}.")
+    plan = [*stored_leaves(leaves, table, "into", argument).values()]
+    names = [name for leaf, stored in plan for name in stored.names(leaf.shape)]
     wanted = set(names)
     ignore = [ignore] if isinstance(ignore, str) else ignore
     left = [
@@ -237,10 +225,10 @@ def _checked(
         if name not in wanted and not any(fnmatch.fnmatchcase(name, p) for p in ignore)
     ]
     if missing := [name for name in names if name not in files.entries]:
-        besides = f"; they have {_few(left)} besides" if left else ""
-        raise ValueError(f"the files lack {_few(missing)}{besides}.")
+        besides = f"; they have {few(left)} besides" if left else ""
+        raise ValueError(f"the files lack {few(missing)}{besides}.")
     if left:
-        raise ValueError(f"the files have {_few(left)} besides, for which the model has no place.")
+        raise ValueError(f"the files have {few(left)} besides, for which the model has no place.")
     for leaf, stored in plan:
         expected = stored.stored_shape(leaf.shape)
         for name in stored.names(leaf.shape):
@@ -250,7 +238,8 @@ def _checked(
                     f"{entry.file}: {name!r} is {entry.kind}{list(entry.shape)}; it must be floats "
                     f"{list(expected)}."
                 )
-    return plan
+    filled = [_fill(files, leaf, stored) for leaf, stored in plan]
+    return jax.tree.unflatten(jax.tree.structure(into), filled)
 
 
 def _fill(files: WeightFiles | HeldArrays, leaf: Any, stored: Stored) -> jax.Array:
@@ -365,8 +354,3 @@ def _placed(shapes: PyTree, sharding: Placement) -> PyTree:
         shapes,
         where,
     )
-
-
-def _few(names: Sequence[str]) -> str:
-    rest = f" and {len(names) - 3} more" if len(names) > 3 else ""
-    return ", ".join(repr(name) for name in names[:3]) + rest

@@ -14,7 +14,7 @@ from fedjax_lab.checks import errors_about
 from fedjax_lab.data.files import read_npz
 from fedjax_lab.models.pretrained import read_into
 from fedjax_lab.models.weight_files import HeldArrays, WeightFiles
-from fedjax_lab.models.weight_tables import Stored, Table, torch_table
+from fedjax_lab.models.weight_tables import Table, stored_leaves, torch_table
 from fedjax_lab.tree import by_path
 from fedjax_lab.types import Params, PyTree
 
@@ -81,21 +81,14 @@ def to_state_dict(params: Params, table: Table | None = None) -> dict[str, np.nd
     Raises:
       ValueError: the table does not fit the params.
     """
-    leaves = by_path(params)
     table = torch_table(params) if table is None else table
-    if unlike := sorted(leaves.keys() ^ table.keys()):
-        raise ValueError(f"table and params differ: {unlike} is in one of them alone.")
+    leaves = {path: np.asarray(leaf) for path, leaf in by_path(params).items()}
+    found = stored_leaves(leaves, table, "params", "table")
     state: dict[str, np.ndarray] = {}
-    for path, source in table.items():
-        stored = Stored(source) if isinstance(source, str) else source
-        leaf = np.asarray(leaves[path])
-        if not stored.fits(leaf.shape):
-            raise ValueError(f"params have {leaf.shape} at {path!r}, which cannot be {stored}.")
+    for path in table:  # in its order
+        leaf, stored = found[path]
         leaf = leaf.astype(np.float32) if leaf.dtype.kind == "V" else leaf
-        for name, (_, make) in stored.parts(leaf).items():
-            if name in state:
-                raise ValueError(f"table has two leaves for {name!r}.")
-            state[name] = make().copy()
+        state |= {name: make().copy() for name, (_, make) in stored.parts(leaf).items()}
     return state
 
 

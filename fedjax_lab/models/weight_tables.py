@@ -7,11 +7,12 @@ table is used for reading and for writing.
 import functools
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from fedjax_lab.checks import repeated
 from fedjax_lab.models.decoder_config import DecoderConfig
 from fedjax_lab.tree import by_path
 from fedjax_lab.types import Params
@@ -117,6 +118,42 @@ class Stored(NamedTuple):
 
 
 Table = Mapping[str, Stored | str]
+
+
+def stored_leaves(
+    leaves: Mapping[str, Any], table: Table, of_leaves: str, of_table: str
+) -> dict[str, tuple[Any, Stored]]:
+    """Return each leaf with how it is stored, by its path.
+
+    Args:
+      leaves: path -> array, or its shape.
+      table: path of a leaf -> its name, or how it is stored.
+      of_leaves, of_table: names of the two arguments, for errors.
+
+    Raises:
+      ValueError: the table does not fit the leaves.
+    """
+    if unlike := sorted(leaves.keys() ^ table.keys()):
+        raise ValueError(
+            f"{of_table} and {of_leaves} differ: {few(unlike)} is in one of them alone."
+        )
+    found, names = {}, []
+    for path, leaf in leaves.items():
+        source = table[path]
+        stored = Stored(source) if isinstance(source, str) else source
+        if not stored.fits(leaf.shape):
+            raise ValueError(f"{of_leaves} has {leaf.shape} at {path!r}, which cannot be {stored}.")
+        found[path] = leaf, stored
+        names += stored.names(leaf.shape)
+    if (twice := repeated(names)) is not None:
+        raise ValueError(f"{of_table} has two leaves for {twice!r}.")
+    return found
+
+
+def few(names: Sequence[str]) -> str:
+    """Return the first three of several names, and how many more there are."""
+    rest = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return ", ".join(repr(name) for name in names[:3]) + rest
 
 
 def decoder_table(config: DecoderConfig) -> dict[str, Stored]:

@@ -221,6 +221,8 @@ def test_wrong_sources(tmp_path, monkeypatch):
         export_params({"w": np.zeros(2)}, tmp_path / "b.pt")
     with pytest.raises(ValueError, match=r"table and params differ: .* in one of them alone"):
         models.to_state_dict(PARAMS, {"w": "w"})
+    with pytest.raises(ValueError, match=r"table and into differ: .* in one of them alone"):
+        models.load_state_dict({"w": np.zeros(2)}, PARAMS, {"w": "w"})
 
 
 def test_pytorch_reads_and_writes_pt(tmp_path):
