@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fedjax_lab.checks import check_choice, check_int, check_number, errors_about
+from fedjax_lab.checks import check_choice, check_flag, check_int, check_number, errors_about
 from fedjax_lab.machine.json_file import read_json
 
 # Fields without effect on the model's numbers: how it was made, how text is generated with it, and
@@ -95,13 +95,9 @@ class RotaryScaling:
     original_length: int
 
     def __post_init__(self) -> None:
-        _check_are_numbers(self, "factor", "low_freq_factor", "high_freq_factor")
-        check_number("factor", self.factor, minimum=1)
-        check_number("low_freq_factor", self.low_freq_factor, minimum=0, exclusive_minimum=True)
-        check_number(
-            "high_freq_factor", self.high_freq_factor, minimum=self.low_freq_factor,
-            exclusive_minimum=True,
-        )  # fmt: skip
+        _check_real(self, "factor", minimum=1)
+        _check_real(self, "low_freq_factor", minimum=0, exclusive_minimum=True)
+        _check_real(self, "high_freq_factor", minimum=self.low_freq_factor, exclusive_minimum=True)
         _hold_int(self, "original_length", minimum=1)
 
 
@@ -168,17 +164,15 @@ class DecoderConfig:
             object.__setattr__(self, "head_width", self.width // self.num_heads)
         if _hold_int(self, "head_width", minimum=2) % 2:
             raise ValueError(f"head_width is {self.head_width}; it must be even.")
-        _check_are_numbers(self, "norm_epsilon", "rope_theta", "init_std")
-        check_number("norm_epsilon", self.norm_epsilon, minimum=0, exclusive_minimum=True)
-        check_number("rope_theta", self.rope_theta, minimum=1, exclusive_minimum=True)
-        check_number("init_std", self.init_std, minimum=0)
+        _check_real(self, "norm_epsilon", minimum=0, exclusive_minimum=True)
+        _check_real(self, "rope_theta", minimum=1, exclusive_minimum=True)
+        _check_real(self, "init_std", minimum=0)
         if not isinstance(self.rope_scaling, RotaryScaling | None):
             raise TypeError(
                 f"rope_scaling is {self.rope_scaling!r}; it must be None or a RotaryScaling."
             )
         for name in ("tie", "qkv_bias", "out_bias", "mlp_bias"):
-            if not isinstance(getattr(self, name), bool):
-                raise TypeError(f"{name} is {getattr(self, name)!r}; it must be True or False.")
+            check_flag(name, getattr(self, name))
 
 
 def _hold_int(config: Any, name: str, *, minimum: int) -> int:
@@ -188,11 +182,12 @@ def _hold_int(config: Any, name: str, *, minimum: int) -> int:
     return value
 
 
-def _check_are_numbers(config: Any, *names: str) -> None:
-    for name in names:
-        value = getattr(config, name)
-        if isinstance(value, bool) or not isinstance(value, (int, float)):
-            raise TypeError(f"{name} is {value!r}; it must be a number.")
+def _check_real(config: Any, name: str, **limits: Any) -> None:
+    """Check a field as ``check_number`` does; it is Python's int or float, as JSON has them."""
+    value = getattr(config, name)
+    if not isinstance(value, (int, float)):
+        raise TypeError(f"{name} is {value!r}; it must be a number.")
+    check_number(name, value, **limits)
 
 
 def read_decoder_config(folder: str | Path) -> DecoderConfig:
