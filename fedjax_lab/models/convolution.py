@@ -389,16 +389,10 @@ def _phases(x, kernel, axes, i, groups, lowering):
         if reach and number:
             features = _over(x, weights, own, groups, lowering)
         else:  # no weight of this phase meets a pixel
-            like = jax.eval_shape(
-                functools.partial(
-                    _over, axes=_with_axis(own, i, _Axis()), groups=groups, lowering=lowering
-                ),
-                lax.slice_in_dim(x, 0, 1, 1, 1 + i),
-                lax.slice_in_dim(kernel, 0, 1, 1, i),
-            )
-            shape = [*like.shape]
+            sizes = map(_Axis.positions, axes, x.shape[1:], kernel.shape)
+            shape = [len(x), *sizes, kernel.shape[-1]]
             shape[1 + i] = number
-            features = jnp.zeros(shape, like.dtype)
+            features = jnp.zeros(shape, x.dtype)
         missing = [(0, 0)] * features.ndim
         missing[1 + i] = (0, length - number)
         phases.append(jnp.pad(features, missing))
