@@ -132,20 +132,19 @@ def _reverse(equation, operands):
     return [with_order(lax.rev(value.array, places), value.order)]
 
 
-def _pad(equation, operands):
-    value, zero = operands
-    config = equation.params["padding_config"]
-    array = lax.pad(value.array, zero, [config[axis] for axis in value.order])
-    return [with_order(array, value.order)]
+def _for_each_axis(*names: str) -> Callable[..., list[Any]]:
+    """Return the rule of an operation whose parameters have an entry for each axis, or are None."""
 
+    def rule(equation, operands):
+        value, *others = operands  # a pad has its number besides
+        given = {name: equation.params[name] for name in names}
+        changes = {
+            name: of and tuple(of[axis] for axis in value.order) for name, of in given.items()
+        }
+        (result,) = bind(equation, [value.array, *others], **changes)
+        return [with_order(result, value.order)]
 
-def _slice(equation, operands):
-    (value,) = operands
-    limits = [
-        of and [of[axis] for axis in value.order]
-        for of in map(equation.params.get, ("start_indices", "limit_indices", "strides"))
-    ]
-    return [with_order(lax.slice(value.array, *limits), value.order)]
+    return rule
 
 
 def _broadcast(equation, operands):
@@ -227,8 +226,8 @@ _RULES: Mapping[str, Callable[..., list[Any] | None]] = {
     "optimization_barrier": _barrier,
     "squeeze": _without_axes("dimensions"),
     "rev": _reverse,
-    "pad": _pad,
-    "slice": _slice,
+    "pad": _for_each_axis("padding_config"),
+    "slice": _for_each_axis("start_indices", "limit_indices", "strides"),
     "broadcast_in_dim": _broadcast,
     "reshape": _reshape,
 }

@@ -76,11 +76,10 @@ def _images_of(features: jax.Array, kernel: jax.Array, size: Sizes) -> jax.Array
     """The images' gradient, of features' [H', F, W', B]."""
     if size.tile:
         return winograd.images_of(features, kernel, size.image, size.strides[0], size.tile)
-    batch = features.shape[-1]
-    like = jax.ShapeDtypeStruct(
-        (size.image[0], kernel.shape[2], size.image[1], batch), kernel.dtype
-    )
-    columns = jax.eval_shape(functools.partial(_columns, size=size), like)
+    (height, width), batch, num_channels = size.image, features.shape[-1], kernel.shape[2]
+    images = jax.ShapeDtypeStruct((height, num_channels, width, batch), wide_dtype(kernel.dtype))
+    to_columns = functools.partial(_columns, size=size)
+    columns = jax.eval_shape(to_columns, images)
     matrix = _matrix(kernel)
 
     def add(total, row):
@@ -90,11 +89,9 @@ def _images_of(features: jax.Array, kernel: jax.Array, size: Sizes) -> jax.Array
         return lax.dynamic_update_slice_in_dim(total, rows, top, 0), None
 
     rows = features.reshape(len(features), features.shape[1], -1)
-    start = jnp.zeros(columns.shape, wide_dtype(kernel.dtype))
+    start = jnp.zeros(columns.shape, columns.dtype)
     total, _ = lax.scan(add, start, (size.tops, rows))
-    to_columns = functools.partial(_columns, size=size)
-    like = jax.ShapeDtypeStruct(like.shape, start.dtype)
-    return jax.linear_transpose(to_columns, like)(total)[0].astype(kernel.dtype)
+    return jax.linear_transpose(to_columns, images)(total)[0].astype(kernel.dtype)
 
 
 def _kernel_of(x: jax.Array, features: jax.Array, size: Sizes) -> jax.Array:
