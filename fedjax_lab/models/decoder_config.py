@@ -172,7 +172,7 @@ class DecoderConfig:
                 f"rope_scaling is {self.rope_scaling!r}; it must be None or a RotaryScaling."
             )
         for name in ("tie", "qkv_bias", "out_bias", "mlp_bias"):
-            check_flag(name, getattr(self, name))
+            object.__setattr__(self, name, check_flag(name, getattr(self, name)))
 
 
 def _hold_int(config: Any, name: str, *, minimum: int) -> int:

@@ -354,7 +354,7 @@ def test_numbers_of_numpy_become_those_of_json():
         if type(getattr(LLAMA, field.name)) is int
     }
     scaling = dataclasses.replace(SCALING, original_length=np.int32(16))
-    config = dataclasses.replace(LLAMA, rope_scaling=scaling, **sizes)
+    config = dataclasses.replace(LLAMA, rope_scaling=scaling, tie=np.bool_(LLAMA.tie), **sizes)
     assert config == LLAMA
     assert json.loads(json.dumps(config_fields(config))) == config_fields(LLAMA)
 
