@@ -197,9 +197,9 @@ def page(divisions, methods, published):
     parts = [(HERE / "introduction.md").read_text(encoding="utf-8").rstrip()]
     if not divisions:
         return parts[0] + "\n\nNo run is stored yet.\n"
-    seconds = sum(cell["seconds"] for cell in divisions.values())
+    seconds = [cell["seconds"] for cell in divisions.values()]
     parts.append(
-        f"`make natural-study`; a final run took {seconds / len(divisions):.0f} s of two cores."
+        f"`make natural-study`; a final run took {min(seconds):.0f} to {max(seconds):.0f} s."
     )
     parts.append("## Roles against random divisions")
     parts.append(sentences(divisions))
