@@ -47,7 +47,7 @@ from fedjax_lab.clients.results import (
     check_served,
     check_update,
 )
-from fedjax_lab.clients.sources import Sources, on_devices, shapes_of_bound
+from fedjax_lab.clients.sources import Sources, on_devices
 from fedjax_lab.clients.store import Rows
 from fedjax_lab.machine.keys import fold_in, threefry
 from fedjax_lab.machine.target import LOWERINGS, Target, platform_of, tracing_for, tracing_with
@@ -358,6 +358,15 @@ def build_round(
     check_choice("lowering", lowering, LOWERINGS)
     table, is_planned = rows or Rows(), asked.is_planned
     is_divided = divides_models(asked.mesh, params_sharding)
+    chosen: dict[Any, ClientMap] = {}  # by the planner, for each of the arguments' shapes
+
+    def map_of(state: FedState, batch: CohortBatch) -> ClientMap:
+        if not is_planned:
+            return asked
+        if (shapes := _shapes(state, batch)) not in chosen:
+            planned = plan_round(algorithm, state, batch, target).client_map
+            chosen[shapes] = parse_client_map(planned, target)
+        return chosen[shapes]
 
     def round_fn(state: FedState, batch: CohortBatch) -> tuple[FedState, Metrics]:
         check_state(algorithm, state)
@@ -372,11 +381,7 @@ def build_round(
         return layout.constrain(state._replace(frozen=()))._replace(frozen=state.frozen), metrics
 
     def one_round(state: FedState, batch: CohortBatch) -> tuple[FedState, Metrics]:
-        cohort_map = asked
-        if is_planned:
-            planned = plan_round(algorithm, state, batch, target).client_map
-            cohort_map = parse_client_map(planned, target)
-            chosen[_shapes(state, batch)] = cohort_map
+        cohort_map = map_of(state, batch)
         batch = batch._replace(key=threefry(batch.key))
         cohort, slots = complete_batch(batch, state.num_clients, cohort_map)
         if jax.tree.leaves(batch.constants):
@@ -413,14 +418,8 @@ def build_round(
         sent = algorithm.traffic(params).of_round(cohort, metrics)
         return state, {**metrics, "participants": participants, **sent}
 
-    chosen: dict[Any, ClientMap] = {}  # by the planner
-
-    def mesh_of(compiled: RoundFn, state: FedState, batch: CohortBatch) -> Mesh | None:
-        client_map = asked
-        if is_planned and jax.device_count() > 1:
-            if (shapes := _shapes(state, batch)) not in chosen:
-                jax.eval_shape(compiled, *shapes_of_bound((state, batch)))  # what is traced is kept
-            client_map = chosen.get(shapes, asked)
+    def mesh_of(state: FedState, batch: CohortBatch) -> Mesh | None:
+        client_map = asked if jax.device_count() == 1 else map_of(state, batch)
         return client_map.mesh if client_map.kind == "shard_map" else None
 
     def in_program(state: FedState, batch: CohortBatch) -> tuple[FedState, Metrics]:
@@ -482,7 +481,7 @@ def _compiled_alone(
     Args:
       round_fn: the round.
       in_program: the round as a part of a traced function.
-      mesh_of: (compiled round, state, batch) -> its devices.
+      mesh_of: (state, batch) -> its devices.
     """
     compiled, sources, waiting = jax.jit(round_fn), Sources(), WaitingCalls()
 
@@ -494,7 +493,7 @@ def _compiled_alone(
         if is_traced((state, batch)):
             return in_program(state, batch)
         check_values(batch, state.num_clients)
-        mesh = mesh_of(compiled, state, batch)
+        mesh = mesh_of(state, batch)
         if batch.source is not None:
             batch = batch._replace(source=sources.on_all(mesh, batch.source))
         after, metrics = compiled(*on_devices(mesh, (state, batch)))

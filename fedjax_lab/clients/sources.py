@@ -98,13 +98,5 @@ def on_any_device(values: PyTree) -> PyTree:
     return jax.tree.map(free, values)
 
 
-def shapes_of_bound(values: PyTree) -> PyTree:
-    """Replace arrays that are bound to devices by their shapes."""
-    return jax.tree.map(
-        lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) if _is_bound(leaf) else leaf,
-        values,
-    )
-
-
 def _is_bound(leaf: Any) -> bool:
     return isinstance(leaf, jax.Array) and leaf.committed
