@@ -182,7 +182,7 @@ def check_labels_of(
     frozen: PyTree,
     examples: PyTree,
     batch_size: int,
-    places: np.ndarray | None = None,
+    places: jax.Array | np.ndarray | None = None,
     must_fit: bool = True,
 ) -> bool:
     """Check that the labels that a function compares with logits are in range.
@@ -201,6 +201,7 @@ def check_labels_of(
     """
     if places is None:
         places = np.arange(jax.tree.leaves(examples)[0].shape[0])
+    places = np.asarray(places)
     size = min(batch_size, len(places))
     batch = tree.with_rows(examples, size)
     shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), (params, frozen))
@@ -244,7 +245,7 @@ def check_loss(run: Computation, clients: FederatedArrays | FederatedStream) -> 
         own = with_constants(with_frozen_weights(loss_fn, frozen), of_client)
         return apply_loss(own, params, batch, seeded(0))
 
-    held = np.asarray(clients.indices)
+    held = clients.indices
     if not check_labels_of(losses, run.params, run.frozen, examples, batch_size, held, False):
         warn(
             f"the losses of {algorithm.name} do not depend on its params, which no step can "

@@ -6,7 +6,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from fedjax_lab import tree
@@ -70,7 +69,7 @@ def build_evaluation(
       TypeError: ``test`` is a stream, or ``count_fn`` is no function, takes other arguments or (at
         the first call) returns something else.
     """
-    check_count_fn(count_fn, bool(jax.tree.leaves(frozen)))
+    score = check_count_fn(count_fn, bool(jax.tree.leaves(frozen)))
     check_int("batch_size", batch_size, minimum=1)
     check_no_stream(test)
     keep_by_default()
@@ -82,8 +81,6 @@ def build_evaluation(
         raise ValueError("test has no examples, so there is nothing to score.")
     if not tree.all_finite(test):
         raise ValueError("test has values that are not finite, so a score would be meaningless.")
-    score = getattr(count_fn, "score", "accuracy")
-
     frozen = jax.tree.map(jnp.asarray, frozen)
 
     def run(params, resident, mesh):
@@ -99,8 +96,8 @@ def build_evaluation(
     return _checked_first(evaluate, count_fn, test, frozen, batch_size)
 
 
-def check_count_fn(count_fn: Any, with_frozen: bool) -> None:
-    """Check that an evaluation has a function that scores examples.
+def check_count_fn(count_fn: Any, with_frozen: bool) -> str:
+    """Check that an evaluation has a function that scores examples; returns the score's name.
 
     Args:
       with_frozen: whether it gets frozen weights as its third argument.
@@ -128,6 +125,7 @@ def check_count_fn(count_fn: Any, with_frozen: bool) -> None:
             f"count_fn.score is {score!r}; it must be a name other than {' and '.join(taken)}, "
             "which the evaluation itself returns."
         )
+    return score
 
 
 def check_scored(clients: Any, what: str) -> None:
@@ -150,35 +148,13 @@ def _checked_first(evaluate, count_fn, test, frozen, batch_size, held=None):
     def evaluate_checked(params):
         nonlocal is_checked
         if not is_checked:
-            check_labels_of_counts(count_fn, params, (test, frozen), batch_size, held)
+            counts = functools.partial(count_batch, count_fn)
+            check_labels_of(counts, params, frozen, test, batch_size, held)
             is_checked = True
         return evaluate(params)
 
     evaluate_checked.made_of = count_fn, test, frozen, batch_size, held  # type: ignore[attr-defined]
     return evaluate_checked
-
-
-def check_labels_of_counts(
-    count_fn: CountFn,
-    params: Params,
-    resident: tuple[PyTree, PyTree],
-    batch_size: int,
-    held: jax.Array | None,
-) -> None:
-    """Check that each label that a ``count_fn`` compares with logits has one.
-
-    Args:
-      resident: (examples [n, ...], frozen weights or ()).
-      held: int [m], the examples that are scored; None: all.
-
-    Raises:
-      ValueError: a label is out of range, or ``count_fn`` returns arrays of another shape.
-      TypeError: ``count_fn`` returns something else.
-    """
-    examples, frozen = resident
-    count = functools.partial(_count, count_fn)
-    places = None if held is None else np.asarray(held)
-    check_labels_of(count, params, frozen, examples, batch_size, places)
 
 
 def with_recomputed_statistics(
@@ -243,7 +219,7 @@ def build_client_evaluation(
       TypeError: ``clients`` is no federation, or a stream; or ``count_fn`` is no function, takes
         other arguments or (at the first call) returns something else.
     """
-    check_count_fn(count_fn, bool(jax.tree.leaves(frozen)))
+    score = check_count_fn(count_fn, bool(jax.tree.leaves(frozen)))
     check_int("batch_size", batch_size, minimum=1)
     check_scored(clients, "build_client_evaluation")
 
@@ -254,7 +230,7 @@ def build_client_evaluation(
         position = jnp.arange(held.shape[0])
         owner = jnp.searchsorted(clients.starts + clients.sizes, position, side="right")
         counts = jax.ops.segment_sum(correct, owner, clients.num_clients)
-        return client_score(counts, clients.sizes, getattr(count_fn, "score", "accuracy"))
+        return client_score(counts, clients.sizes, score)
 
     frozen = jax.tree.map(jnp.asarray, frozen)
     evaluate = on_all_devices(run, (clients, frozen), lowering)
@@ -356,12 +332,20 @@ def on_all_devices(
     return evaluate
 
 
-def _count(
+def count_batch(
     count_fn: CountFn, params: Params, batch: PyTree, frozen: PyTree, real: jax.Array | None = None
 ) -> tuple[jax.Array, jax.Array]:
-    """Call ``count_fn`` on a batch; ``real`` [B] is False for padding, None: no padding.
+    """Call ``count_fn`` on a batch; returns (correct [B], losses [B]).
 
     Counts are at least float32, so that sums of bool, small integers or bfloat16 are exact.
+
+    Args:
+      frozen: frozen weights, or ().
+      real: bool [B], False for padding; None: no padding.
+
+    Raises:
+      ValueError: ``count_fn`` returns arrays of another shape.
+      TypeError: ``count_fn`` returns something else.
     """
     third = (frozen,) if jax.tree.leaves(frozen) else ()
     named, size = {}, jax.tree.leaves(batch)[0].shape[0]
@@ -380,12 +364,20 @@ def _count(
                 f"{jnp.shape(value)} for {size} examples; it must have a number for each, shape "
                 f"({size},). The library computes the mean."
             )
-    correct, losses = (jnp.asarray(value).reshape(size) for value in counts)
-    return tree.widen((_as_float(correct), _as_float(losses)))
+    values = (jnp.asarray(value).reshape(size) for value in counts)
+    correct, losses = (value.astype(tree.wide_dtype(value.dtype)) for value in values)
+    return correct, losses
 
 
-def _as_float(values: jax.Array) -> jax.Array:
-    return values if jnp.issubdtype(values.dtype, jnp.floating) else values.astype(jnp.float32)
+def in_batches(count: int, batch_size: int) -> jax.Array:
+    """Number examples in batches: int [batches, B] from 0; numbers from ``count`` on are padding.
+
+    Args:
+      count: number of examples, at least 1.
+      batch_size: the largest B.
+    """
+    size = min(batch_size, count)
+    return jnp.arange(-(-count // size) * size).reshape(-1, size)
 
 
 def count_in_batches(
@@ -402,7 +394,7 @@ def count_in_batches(
     def one_batch(rows):
         places, real = rows
         batch = jax.tree.map(lambda leaf: leaf[places], examples)
-        return _count(count_fn, params, batch, frozen, real)
+        return count_batch(count_fn, params, batch, frozen, real)
 
     return jax.lax.map(one_batch, rows)
 
@@ -444,8 +436,7 @@ def over_devices(
 def _per_example(count_fn, params, resident, places, batch_size, mesh):
     """Compute (correct [m], losses [m]) of the examples at ``places`` [m]; the first ones pad."""
     total = places.shape[0]
-    size = min(batch_size, total)
-    numbers = jnp.arange(-(-total // size) * size).reshape(-1, size)
+    numbers = in_batches(total, batch_size)
     rows = places[numbers % total], numbers < total
 
     def run(shared, rows):

@@ -1,6 +1,7 @@
 """Evaluation of personalised methods, which have a model for each client."""
 
 import dataclasses
+import functools
 import inspect
 from collections.abc import Callable
 from typing import Any
@@ -17,13 +18,15 @@ from fedjax_lab.data.streams import check_clients, check_resident
 from fedjax_lab.machine.keys import seeded
 from fedjax_lab.round import Algorithm, check_algorithm
 from fedjax_lab.signatures import parameter_of
+from fedjax_lab.simulation.arguments import check_labels_of
 from fedjax_lab.simulation.evaluate import (
     CountFn,
     check_count_fn,
-    check_labels_of_counts,
     check_scored,
     client_score,
+    count_batch,
     count_in_batches,
+    in_batches,
     may_be_nan,
     on_all_devices,
     over_devices,
@@ -226,14 +229,11 @@ def build_personal_evaluation(
         ``client_models`` is no ``FedState``, or ``count_fn`` returns something else.
     """
     reads_frozen = callable(count_fn) and _reads_frozen(count_fn)
-    check_count_fn(count_fn, reads_frozen)
+    score = check_count_fn(count_fn, reads_frozen)
     _check_model_of(model_of)
     check_scored(clients, "build_personal_evaluation")
     check_int("batch_size", batch_size, minimum=1)
-    score = getattr(count_fn, "score", "accuracy")
-    largest = max(1, clients.max_size)
-    size = min(batch_size, largest)
-    numbers = jnp.arange(-(-largest // size) * size).reshape(-1, size)
+    numbers = in_batches(max(1, clients.max_size), batch_size)
     rows_of = _rows_of(model_of, clients)
 
     def of_client(state, clients, client_id):
@@ -263,8 +263,9 @@ def build_personal_evaluation(
         state = with_all_rows(state)
         if not (is_checked or is_traced(state)):
             params = jax.eval_shape(model_of, state, jnp.zeros((), jnp.int32))
-            resident = clients.examples, state.frozen if reads_frozen else ()
-            check_labels_of_counts(count_fn, params, resident, size, clients.indices)
+            frozen = state.frozen if reads_frozen else ()
+            counts, size = functools.partial(count_batch, count_fn), numbers.shape[1]
+            check_labels_of(counts, params, frozen, clients.examples, size, clients.indices)
             is_checked = True
         by_number = isinstance(model_of, _NamedModels) and rows_of is None
         if by_number and not is_traced(state.num_clients):
