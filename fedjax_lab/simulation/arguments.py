@@ -136,11 +136,7 @@ def check_simulate(
 
 def nonfinite_data(clients: FederatedArrays) -> str:
     """Describe the examples with NaN or infinite values; an empty text if there are none."""
-    leaves = [x for x in jax.tree.leaves(clients.examples) if jnp.issubdtype(x.dtype, jnp.floating)]
-    broken = np.zeros(clients.indices.shape[0], bool)
-    for leaf in leaves:
-        finite = jnp.isfinite(leaf).reshape(leaf.shape[0], -1).all(1)
-        broken |= ~np.asarray(finite)[np.asarray(clients.indices)]
+    broken = are_broken(clients.examples)[np.asarray(clients.indices)]
     if not broken.any():
         return ""
     owners = np.repeat(np.arange(clients.num_clients), np.asarray(clients.sizes))
@@ -149,6 +145,16 @@ def nonfinite_data(clients: FederatedArrays) -> str:
     return (
         f"{broken.sum()} examples of the clients {some_of(named)} have values that are not finite"
     )
+
+
+def are_broken(examples: PyTree) -> np.ndarray:
+    """Return which examples [n, ...], in NumPy or on a device, are not finite: bool [n]."""
+    broken = np.zeros(jax.tree.leaves(examples)[0].shape[0], bool)
+    for leaf in jax.tree.leaves(examples):
+        if jnp.issubdtype(leaf.dtype, jnp.floating):
+            finite = (np if isinstance(leaf, np.ndarray) else jnp).isfinite(leaf)
+            broken |= ~np.asarray(finite.reshape(len(broken), -1).all(1))
+    return broken
 
 
 def some_of(names: Sequence[Any]) -> str:

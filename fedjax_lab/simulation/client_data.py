@@ -20,7 +20,13 @@ from fedjax_lab.data.cohort import Schedule
 from fedjax_lab.data.streams import replace_index
 from fedjax_lab.machine.keys import seeded
 from fedjax_lab.round import Algorithm
-from fedjax_lab.simulation.arguments import check_loss, nonfinite_data, some_of, warn_of_statistics
+from fedjax_lab.simulation.arguments import (
+    are_broken,
+    check_loss,
+    nonfinite_data,
+    some_of,
+    warn_of_statistics,
+)
 from fedjax_lab.simulation.computation import Computation
 from fedjax_lab.simulation.placement import Placement
 from fedjax_lab.simulation.processes import Processes
@@ -117,17 +123,15 @@ class StreamedClientData(ClientData):
     """
 
     def __init__(self, run: Computation, stream: FederatedStream):
-        schedule, eval_every = run.schedule, run.eval_every
-        self._stream, self._key, self._processes = stream, run.key, Processes.here()
-        self._rounds, self._every = run.rounds, eval_every
-        self.longest, self.count = _fit(stream, schedule, eval_every)
+        self._stream, self._run, self._processes = stream, run, Processes.here()
+        self.longest, self.count = _fit(stream, run.schedule, run.eval_every)
         self.note = self._sizes()
         # JAX's own setting is that of the thread that asks.
         self._x64 = jax.dtypes.canonicalize_dtype(np.float64) == np.float64
 
         def draw(index, key, first, length):  # the indices of all examples that the rounds draw
             rounds = first + jnp.arange(length, dtype=jnp.int32)
-            return jax.lax.map(lambda round: _most(schedule.draw(index, key, round)), rounds)
+            return jax.lax.map(lambda round: _most(run.schedule.draw(index, key, round)), rounds)
 
         self._draw = jax.jit(draw, static_argnames="length")
         self._worker = ThreadPoolExecutor(1, "stream")
@@ -142,11 +146,12 @@ class StreamedClientData(ClientData):
         """Keep the data of the first rounds, which are there before the placement is chosen."""
         fetched: Future = Future()
         fetched.set_result(clients)
-        self.clients, self._ahead = clients, ((0, min(self.longest, self._rounds)), fetched)
+        self.clients, self._ahead = clients, ((0, min(self.longest, self._run.rounds)), fetched)
 
     def _sizes(self) -> str:
         stream, size = self._stream, self._stream.window_bytes(self.count)
-        shorter = "" if self.longest == self._every else f" (eval_every is {self._every})"
+        every = self._run.eval_every
+        shorter = "" if self.longest == every else f" (eval_every is {every})"
         return (
             f"examples are streamed, {stream.nbytes / 2**20:,.1f} MiB {stream.examples.where}: "
             f"chunks of {self.longest} rounds{shorter} with at most {self.count:,} examples each; "
@@ -178,9 +183,8 @@ class StreamedClientData(ClientData):
             clients, examples=_shapes(clients.examples), window=_shapes(clients.window)
         )
         after = first + length
-        if after < self._rounds:
-            chunk = min(self._every - after % self._every, self._rounds - after)
-            piece = after, min(self.longest, chunk)
+        if after < self._run.rounds:
+            piece = after, min(self.longest, self._run.rounds - after)
             self._next = piece, self._drawn(*piece)
         return clients
 
@@ -219,7 +223,7 @@ class StreamedClientData(ClientData):
     def _drawn(self, first: int, length: int) -> jax.Array:
         # On one device, whatever the client map is: the program is there before the map is known.
         start = jnp.asarray(first, jnp.int32)
-        return self._draw(self._stream.index, self._key, start, length=length)
+        return self._draw(self._stream.index, self._run.key, start, length=length)
 
     def _fetch(self, drawn: jax.Array, after: Metrics) -> FederatedArrays:
         """Gather the drawn examples, and copy them when the previous rounds have run."""
@@ -234,10 +238,7 @@ class StreamedClientData(ClientData):
         """Check for examples that are not finite."""
         if self._broken is not None:
             return
-        broken = np.zeros(len(window), bool)
-        for leaf in jax.tree.leaves(rows):
-            if jnp.issubdtype(leaf.dtype, jnp.floating):
-                broken |= ~np.isfinite(leaf).reshape(len(leaf), -1).all(1)
+        broken = are_broken(rows)
         if broken.any():
             self._broken = (
                 f"the examples {some_of(window[broken].tolist())} hold values that are not finite; "
