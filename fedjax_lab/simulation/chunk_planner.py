@@ -18,6 +18,7 @@ from fedjax_lab.simulation.client_data import ClientData
 from fedjax_lab.simulation.computation import Computation
 from fedjax_lab.simulation.host_store import check_host_store
 from fedjax_lab.simulation.placement import HOST, Placement, Request
+from fedjax_lab.simulation.processes import Processes
 from fedjax_lab.simulation.rounds import build_chunk
 from fedjax_lab.storage.fingerprint import hash_function
 from fedjax_lab.storage.run_dir import versions
@@ -104,12 +105,11 @@ class ChunkPlanner:
         """Return the placement under a client map, with the table on the devices."""
         asked = self._asked.with_map(client_map)
         store = "sharded" if asked.divides_table(self._clients.num_clients) else "device"
-        params = jax.eval_shape(self._run.algorithm.params, self._state)
-        return asked.placement(store, params, self._state.frozen)
+        return asked.placement(store, self._run.params, self._run.frozen)
 
     def choose(self, length: int) -> tuple[planner.MapChoice, dict[int, Any]]:
         """Choose (the client map, its compiled programs by length) for this machine."""
-        processes = self._asked.processes
+        processes = Processes.here()
         if processes.is_multiprocess:  # of which one may have a stored answer, and another may not
             reason = f"{processes.size} processes; a share of the cohort for each of their devices"
             choice = planner.MapChoice("shard_map", reason)
@@ -150,7 +150,7 @@ class ChunkPlanner:
         values = run.params, self._clients, run.key, run.frozen
         state = jax.jit(run.start)(*values) if run.state is None else run.state
         state, clients, key, frozen = place.copies((state, *values[1:]))
-        state = place.processes.put(state, place.state_sharding(state))
+        state = Processes.here().put(state, place.state_sharding(state))
         run_chunk = build_chunk(run, place)
         first = jnp.zeros((), jnp.int32)
         rounds = functools.partial(run_chunk, length=_TIMED_ROUNDS, frozen=frozen)
@@ -185,7 +185,8 @@ def choose_placement(
     Raises:
       ValueError: the request cannot be met, or the state fits on no device.
     """
-    on_host = asked.processes.first_says(asked.keeps_rows_on_host(shapes))
+    processes = Processes.here()
+    on_host = processes.first_says(asked.keeps_rows_on_host(shapes))
     if on_host:
         check_host_store(asked, diagnose)
         asked = dataclasses.replace(asked, client_store=HOST)
@@ -208,4 +209,4 @@ def choose_placement(
         placement.check_memory(shapes, run.algorithm.name)
         return placement
 
-    return Chosen(asked.processes.together(on_devices), programs, seconds, note)
+    return Chosen(processes.together(on_devices), programs, seconds, note)

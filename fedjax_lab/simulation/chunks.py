@@ -19,6 +19,7 @@ from fedjax_lab.simulation.client_data import ClientData
 from fedjax_lab.simulation.computation import Computation
 from fedjax_lab.simulation.debugging import values_are_checked
 from fedjax_lab.simulation.divergence import Watch
+from fedjax_lab.simulation.processes import Processes
 from fedjax_lab.simulation.rounds import build_chunk
 from fedjax_lab.simulation.stores import open_store
 from fedjax_lab.types import FedState, Metrics, Params
@@ -51,7 +52,7 @@ class Chunks:
         run_dir: str | Path | None = None,
     ):
         place = chosen.placement
-        self._run, self._client_data, self.processes = run, client_data, place.processes
+        self._run, self._client_data, self.processes = run, client_data, Processes.here()
         client_data.place(place)
         params, self._frozen = place.models(run.params, run.frozen)
         self._key = place.copies(run.key)

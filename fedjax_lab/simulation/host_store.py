@@ -34,7 +34,7 @@ class HostStore:
     """
 
     def __init__(self, run: Computation, place: Placement, index: Any, key: Key, table: HostTable):
-        self.table, self._processes, self._index, self._key = table, place.processes, index, key
+        self.table, self._processes, self._index, self._key = table, Processes.here(), index, key
         self.note = f"client rows stay on the host: {table!r}"
         self._slots = run.schedule.slots(index)
         self._row_sharding = place.row_sharding(table.read(np.full(1, table.num_clients)))

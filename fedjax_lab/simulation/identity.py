@@ -15,6 +15,7 @@ from fedjax_lab.simulation.chunks import Chunks
 from fedjax_lab.simulation.client_data import ClientData
 from fedjax_lab.simulation.computation import Computation
 from fedjax_lab.simulation.placement import Placement, Request
+from fedjax_lab.simulation.processes import Processes
 from fedjax_lab.simulation.sweep_points import Point
 from fedjax_lab.storage.fingerprint import hash_arrays, hash_function, hash_program
 from fedjax_lab.storage.rows import Row
@@ -71,7 +72,7 @@ def identity(
         entries["personal_models"] = True
     if arrays := _arrays_of(given, times):
         entries["arrays"] = arrays
-    if is_kept or place.processes.is_multiprocess:
+    if is_kept or Processes.here().is_multiprocess:
         entries["content"] = {
             "params": hash_arrays(run.params),
             "state": None if run.state is None else hash_arrays(run.state),
@@ -135,7 +136,7 @@ def with_program(entries: Row, run: Computation, place: Placement, chunks: Chunk
         recorded["content"] = {**recorded["content"], "program": hash_program(program)}
         if names := sorted(name for name in program.out_info[1] if not is_reserved(name)):
             recorded["client_metrics"] = names
-        place.processes.agree({"content": recorded["content"]})
+        Processes.here().agree({"content": recorded["content"]})
     return recorded
 
 

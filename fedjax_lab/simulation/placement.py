@@ -1,4 +1,4 @@
-"""Placement of a run: client map, store of client state, shardings and processes.
+"""Placement of a run: client map, store of client state and shardings.
 
 A client store says where the table of client state is stored during a run:
 
@@ -19,6 +19,7 @@ import dataclasses
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from fedjax_lab import tree
@@ -76,14 +77,9 @@ class Request:
         """
         parsed = parse_client_map(client_map, target)
         check_choice("client_store", client_store, CLIENT_STORES)
-        asked = cls(parsed, client_store, params_sharding, target)
-        asked.processes.check_map(parsed)
-        return asked
-
-    @property
-    def processes(self) -> Processes:
-        """The processes of the run."""
-        return _processes(self.target)
+        if target is None:
+            Processes.here().check_map(parsed)
+        return cls(parsed, client_store, params_sharding, target)
 
     def with_map(self, client_map: str) -> "Request":
         """Return the request with a client map in place of "auto"."""
@@ -141,7 +137,7 @@ class Request:
 
 @dataclasses.dataclass(frozen=True)
 class Placement:
-    """The devices and processes that compute a run.
+    """The devices that compute a run.
 
     Attributes:
       client_map: how clients are mapped to devices.
@@ -156,11 +152,6 @@ class Placement:
     layout: ModelLayout | None = None
     params_sharding: ParamsSharding = None
     target: Target | None = None
-
-    @property
-    def processes(self) -> Processes:
-        """The processes of the run."""
-        return _processes(self.target)
 
     def check_memory(self, shapes: FedState, name: str) -> None:
         """Check that a state fits on the devices.
@@ -209,7 +200,9 @@ class Placement:
         return None if mesh is None or mesh.size < 2 else mesh
 
     def _put(self, values: PyTree, shardings: Any) -> PyTree:
-        return values if self._mesh is None else self.processes.put(values, shardings)
+        if self._mesh is None:
+            return jax.tree.map(jnp.asarray, values)
+        return Processes.here().put(values, shardings)
 
     def copies(self, values: PyTree) -> PyTree:
         """Copy values to every device of the client map, once, before the run."""
@@ -225,8 +218,6 @@ class Placement:
 
     def models(self, params: Params, frozen: PyTree) -> tuple[Params, PyTree]:
         """Put (params, frozen weights) onto the devices; the client map may divide a model."""
-        if self.layout is None:
-            return self.copies((params, jax.tree.map(jax.numpy.asarray, frozen)))
         return self._put((params, frozen), (self._shardings(params, None), self._of_frozen(frozen)))
 
     def of_arguments(
@@ -252,7 +243,7 @@ class Placement:
     def _of_frozen(self, frozen: PyTree) -> Any:
         if self.layout is not None:
             return self.layout.shardings(self.layout.frozen)
-        return jax.tree.map(lambda _: _on(self._mesh), frozen)
+        return self._shardings(frozen, None)
 
     def state_sharding(self, shapes: FedState) -> Any:
         """Return the shardings of a state, for ``out_shardings`` of ``jax.jit``.
@@ -298,11 +289,6 @@ class Placement:
         if self.layout is not None:
             return self.layout.shardings(self.layout.specs(values, leading))
         return jax.tree.map(lambda _: _on(self._mesh, leading), values)
-
-
-def _processes(target: Target | None) -> Processes:
-    """Return the processes of the running program; for another machine, a single one."""
-    return Processes.here() if target is None else Processes()
 
 
 def _on(mesh: Mesh | None, leading: str | None = None) -> NamedSharding | None:

@@ -80,7 +80,7 @@ def open_store(
     Raises:
       ValueError: rows that the clients start with cannot be kept on the host.
     """
-    (params, key, frozen), processes = inputs, place.processes
+    (params, key, frozen), processes = inputs, Processes.here()
     if place.is_on_host:
         state, table = host_start(run, *processes.local((client_data.clients, inputs)))
         table.folder = run_dir if processes.is_first else None

@@ -167,7 +167,7 @@ class Program:
         self._run_of = lambda point: dataclasses.replace(run, algorithm=build(**point))
         self._of_clients, self._score = of_clients, score
         self.place, self.may_end = of_runs, may_end
-        self.data = of_runs.copies((clients, jax.tree.map(jnp.asarray, run.frozen)))
+        self.data = of_runs.copies((clients, run.frozen))
         self.resident = of_runs.copies(resident)
         self.watch = Watch(None, run.on_nonfinite)
         self._compiled: dict[tuple[Any, int], jax.stages.Compiled] = {}
@@ -329,7 +329,7 @@ class Group:
 
     def restore(self, saved: FedState) -> None:
         """Continue from other states, as ``saved`` returned them."""
-        padded = jax.tree.map(lambda leaf: jnp.asarray(leaf[self._places]), saved)
+        padded = jax.tree.map(lambda leaf: leaf[self._places], saved)
         self._states = self._program.place.divided(padded)
 
     def advance(self, first: int, length: int, goes_on: np.ndarray) -> tuple[PyTree, ...]:
