@@ -332,16 +332,13 @@ class Group:
         padded = jax.tree.map(lambda leaf: leaf[self._places], saved)
         self._states = self._program.place.divided(padded)
 
-    def advance(self, first: int, length: int, goes_on: np.ndarray) -> tuple[PyTree, ...]:
-        """Run rounds ``first`` to ``first + length``.
-
-        Args:
-          goes_on: bool [runs], which runs do; the others stay as they are.
+    def advance(self, first: int, length: int) -> tuple[PyTree, ...]:
+        """Run rounds ``first`` to ``first + length``; runs that are over stay as they are.
 
         Returns:
           (metrics [runs, length], scores [runs], bool [runs]: which runs diverged).
         """
-        rounds, arguments = self._chunk(first, length, goes_on)
+        rounds, arguments = self._chunk(first, length)
         self._states = None  # donated
         if values_are_checked():
             rounds = jax.jit(functools.partial(self._program.advance_runs, length))
@@ -369,19 +366,19 @@ class Group:
           length_of: finished rounds -> rounds of the next chunk; 0: there is none.
         """
         while (length := length_of(round)) and not all(run.is_over for run in self.runs):
-            goes_on = np.array([not run.is_over for run in self.runs])
-            metrics, scores, diverged = self.advance(round, length, goes_on)
+            metrics, scores, diverged = self.advance(round, length)
             check_scores("evaluate", scores, self.runs[0].history.names(metrics))
             round += length
-            rows, going = [], [run for run in self.runs if not run.is_over]
+            rows = []
             for place, run in enumerate(self.runs):
                 run.diverged |= bool(diverged[place])
-                if run in going:
+                if not run.is_over:
                     own = jax.tree.map(lambda leaf, place=place: leaf[place], (metrics, scores))
                     rows.append(run.enter(round, *own))
             yield round, rows
-            for run in going:
-                run.ask(stop_when)
+            for run in self.runs:
+                if not run.is_over:
+                    run.ask(stop_when)
 
     def restore_rows(
         self, rows: Sequence[Row], round: int, stop_when: Callable[[Row], Any] | None
@@ -408,18 +405,19 @@ class Group:
 
     def bytes_of_chunk(self, length: int) -> int:
         """Compile a chunk of rounds; returns the bytes that it needs, or 0 if they are unknown."""
-        memory = self._chunk(0, length, np.ones(len(self.runs), bool))[0].memory_analysis()
+        memory = self._chunk(0, length)[0].memory_analysis()
         if memory is None:  # not every backend reports it
             return 0
         new = memory.output_size_in_bytes - memory.alias_size_in_bytes
         return memory.argument_size_in_bytes + memory.temp_size_in_bytes + new
 
-    def _chunk(self, first: int, length: int, goes_on: np.ndarray) -> tuple[Any, tuple[Any, ...]]:
+    def _chunk(self, first: int, length: int) -> tuple[Any, tuple[Any, ...]]:
         """Return (a chunk of rounds, compiled; its arguments)."""
         program, active = self._program, ()
+        goes_on = np.array([not run.is_over for run in self.runs])
         may_end = program.may_end or not goes_on.all()  # some ended in an earlier call
         if may_end:
-            active = program.place.divided(jnp.asarray(goes_on[self._places]))
+            active = program.place.divided(goes_on[self._places])
         shared = *program.data, program.resident, jnp.asarray(first, jnp.int32)
         arguments = self._states, (*self._inputs, active), shared
         rounds = functools.partial(program.advance_runs, length)

@@ -532,9 +532,9 @@ def test_a_group_whose_runs_diverged_or_are_over_ends(monkeypatch):
     advanced = []
     advance = sweep_program.Group.advance
 
-    def noted(self, first, length, goes_on):
-        advanced.append((first, goes_on.tolist()))
-        return advance(self, first, length, goes_on)
+    def noted(self, first, length):
+        advanced.append((first, [not run.is_over for run in self.runs]))
+        return advance(self, first, length)
 
     monkeypatch.setattr(sweep_program.Group, "advance", noted)
     points = [SPOILT["gradients are not finite"], SPOILT["none"]]
