@@ -232,7 +232,7 @@ def _of_all(processes: Processes, mine: SeenRows, is_wanted: bool) -> SeenRows:
     found: list[SeenRows] = []
     for process, count in enumerate(counts.tolist()):
         like = tree.with_rows(mine, count)
-        rows = processes.sent(mine if process == processes.index else None, like, process)
+        rows = processes.sent(mine, like, process)
         found += [rows] if is_wanted else []
     if not is_wanted:
         return mine

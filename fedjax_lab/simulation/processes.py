@@ -5,8 +5,8 @@ processes have are placed on all devices without being sent. Values of one proce
 checkpoint or a signal, are sent to the others between chunks of rounds.
 """
 
+import collections
 import contextlib
-import hashlib
 import itertools
 import json
 import re
@@ -233,9 +233,7 @@ class _SeveralProcesses(Processes):
             leaf = np.asarray(leaf, jax.dtypes.canonicalize_dtype(leaf.dtype))
             return jax.make_array_from_callback(leaf.shape, where, lambda index: leaf[index])
 
-        if isinstance(sharding, jax.sharding.Sharding):
-            return jax.tree.map(lambda leaf: one(leaf, sharding), values)
-        return jax.tree.map(one, values, sharding)
+        return jax.tree.map(one, values, jax.tree.broadcast(sharding, values))
 
     def local(self, values: PyTree) -> PyTree:
         def one(leaf):
@@ -252,51 +250,35 @@ class _SeveralProcesses(Processes):
         wanted = everywhere or self.is_first
 
         def one(leaf):
-            if not isinstance(leaf, jax.Array):
-                return leaf if wanted else None
-            if leaf.is_fully_addressable:
-                return np.asarray(leaf) if wanted else None
-            if leaf.is_fully_replicated:
-                return np.asarray(leaf.addressable_data(0)) if wanted else None
-            return _put_together(leaf, wanted)
+            if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:
+                return _put_together(leaf, wanted)
+            if not wanted:
+                return None
+            return np.asarray(leaf) if isinstance(leaf, jax.Array) else leaf
 
-        return jax.tree.map(one, values)
+        return jax.tree.map(one, self.local(values))
 
     def broadcast(self, values: PyTree, like: PyTree) -> PyTree:
-        leaves = jax.tree.leaves(values) if self.is_first else [None] * len(jax.tree.leaves(like))
-
         def one(value, like):
             if like.is_fully_replicated:
                 return self.put(self._bytes_of(0, value, like.shape, like.dtype), like.sharding)
-            own = like.sharding.addressable_devices_indices_map(like.shape).values()
-            mine = sorted({_rows(index, like.shape[0]) for index in own})
             wanted = np.zeros(like.shape[0], bool)
-            for start, stop in mine:
-                wanted[start:stop] = True
+            for index in like.sharding.addressable_devices_indices_map(like.shape).values():
+                wanted[index[0]] = True
             kept = self._sent_in_blocks(0, value, like, wanted)
-            first = np.cumsum(wanted) - 1  # position of a row in ``kept``
-
-            def part(index):
-                start, stop = _rows(index, like.shape[0])
-                return kept[first[start] : first[start] + stop - start]
-
+            places = np.cumsum(wanted) - 1  # of the wanted rows in ``kept``
+            part = lambda index: kept[places[index[0]]]  # noqa: E731
             return jax.make_array_from_callback(like.shape, like.sharding, part)
 
-        given = jax.tree.leaves(like)
-        placed = [one(value, leaf) for value, leaf in zip(leaves, given, strict=True)]
-        return jax.tree.unflatten(jax.tree.structure(like), placed)
+        return self._receive(0, one, values, like)
 
     def sent(
         self, values: PyTree, like: PyTree, process: int, wanted: np.ndarray | None = None
     ) -> PyTree:
-        given = jax.tree.leaves(like)
-        speaks = self.index == process
-        leaves = jax.tree.leaves(values) if speaks else [None] * len(given)
-        found = [
-            self._sent_in_blocks(process, value, leaf, wanted)
-            for value, leaf in zip(leaves, given, strict=True)
-        ]
-        return jax.tree.unflatten(jax.tree.structure(like), found)
+        def one(value, like):
+            return self._sent_in_blocks(process, value, like, wanted)
+
+        return self._receive(process, one, values, like)
 
     def stacked(self, values: np.ndarray) -> np.ndarray:
         found = multihost_utils.process_allgather(values)
@@ -315,12 +297,10 @@ class _SeveralProcesses(Processes):
         _wait_at_barrier(f"fedjax_lab/{next(_meetings)}")
 
     def agree(self, mine: Mapping[str, Any]) -> None:
-        text = json.dumps(mine, sort_keys=True, default=str)
-        digest = np.frombuffer(hashlib.sha256(text.encode()).digest(), np.uint32)
-        digests = multihost_utils.process_allgather(digest)
-        if (digests == digests[0]).all():
+        texts = _texts(json.dumps(mine, sort_keys=True, default=str))
+        if len(set(texts)) == 1:
             return
-        first, *others = map(json.loads, _texts(text))
+        first, *others = map(json.loads, texts)
         words = ("process 0 has", "it has")
         differing = [
             f"process {i}: {'; '.join(differences(first, theirs, words=words))}"
@@ -360,6 +340,15 @@ class _SeveralProcesses(Processes):
             # Before JAX ends the process.
             print(f"fedjax_lab: {message}", file=sys.stderr, flush=True)
             raise ConnectionError(message) from error
+
+    def _receive(
+        self, process: int, one: Callable[[Any, Any], Any], values: PyTree, like: PyTree
+    ) -> PyTree:
+        """Apply ``one(value, like)`` to all leaves; a value is None if another process sends it."""
+        given, structure = jax.tree.flatten(like)
+        leaves = jax.tree.leaves(values) if self.index == process else [None] * len(given)
+        found = [one(value, leaf) for value, leaf in zip(leaves, given, strict=True)]
+        return jax.tree.unflatten(structure, found)
 
     def _sent_in_blocks(
         self, process: int, value: Any, like: Any, wanted: np.ndarray | None
@@ -417,9 +406,7 @@ def _is_loss(error: Exception) -> bool:
 
 
 def _check_devices() -> None:
-    counts: dict[int, int] = {}
-    for device in jax.devices():
-        counts[device.process_index] = counts.get(device.process_index, 0) + 1
+    counts = collections.Counter(device.process_index for device in jax.devices())
     if len(set(counts.values())) > 1:
         found = ", ".join(f"process {i} has {n}" for i, n in sorted(counts.items()))
         raise ValueError(f"{found} devices; all processes of a run must have the same number.")
@@ -456,12 +443,6 @@ def _blocks(leaf: Any) -> Iterator[slice]:
     step = max(1, _BLOCK * count // max(1, leaf.size * leaf.dtype.itemsize))
     for start in range(0, count, step):
         yield slice(start, min(start + step, count))
-
-
-def _rows(index: tuple[slice, ...] | None, count: int) -> tuple[int, int]:
-    assert index is not None
-    start, stop, _ = index[0].indices(count)
-    return start, stop
 
 
 def _texts(mine: str) -> Sequence[str]:
