@@ -84,7 +84,7 @@ COVERS = {
     "report/test_settings": "report/pivot report/settings_table",
     "simulation/test_client_constants": "clients/store simulation/placement",
     "simulation/test_labels": "models/label_checks",
-    "simulation/test_longer": "simulation/going_on simulation/identity simulation/run_folder "
+    "simulation/test_longer": "simulation/prepare simulation/identity simulation/run_folder "
     "simulation/run_log simulation/stopwatch",
     "simulation/test_model_axis": "clients/model_axis",
     "simulation/test_private_runs": "wrappers/ledger",

@@ -8,9 +8,9 @@ The modules in the order in which a run meets them:
 ``debugging``          JAX's settings for debugging
 ``stop``               Ctrl-C and SIGTERM
 ``processes``          what the processes of a run tell each other
-``prepare``            what is computed, from the arguments of ``simulate`` and its kin
+``prepare``            what is computed, from the arguments of ``simulate`` and its kin, such as a
+                       state of an earlier run
 ``computation``        what is computed: the method, the schedule of batches, the start
-``going_on``           a run that starts from a state of an earlier one
 ``client_data``        the clients' data of each chunk, resident or streamed
 ``placement``          where: the client map, the store of client rows, shardings
 ``chunk_planner``      the choice of a client map, which compiles what is going to run

@@ -21,7 +21,7 @@ class Computation:
     """The computation of a run: a method, a schedule of batches, and an initial state.
 
     States are passed between chunks without frozen weights, which no round changes. ``start`` and
-    ``going_on_from`` remove them from a state; ``Chunks`` inserts them again.
+    ``prepare`` remove them from a state; ``Chunks`` inserts them again.
 
     Attributes:
       algorithm: the method.

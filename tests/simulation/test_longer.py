@@ -23,7 +23,7 @@ from fedjax_lab.command.runner import run as run_config
 from fedjax_lab.data.cohort import Schedule
 from fedjax_lab.report.distribution import client_scores
 from fedjax_lab.report.runs import load_runs
-from fedjax_lab.simulation.going_on import with_arguments
+from fedjax_lab.simulation.prepare import with_arguments
 from fedjax_lab.simulation.run_folder import RunFolder
 from fedjax_lab.simulation.run_log import RunLog
 from fedjax_lab.wrappers.attacks import attackers
