@@ -83,12 +83,6 @@ class History:
         """Number of finished rounds."""
         return self.rows[-1]["round"] if self.rows else 0
 
-    @property
-    def is_without_steps(self) -> bool:
-        """Whether no client has taken a step, though none was left out as not finite."""
-        last = self.rows[-1] if self.rows else {}
-        return last.get("gradients") == 0 and not last.get("nonfinite_clients")
-
     def go_on_from(self, rows: Sequence[Row]) -> None:
         """Append rows of earlier calls, from whose totals the new rows count on."""
         self.rows += rows
@@ -176,12 +170,13 @@ class History:
 
 
 def warn_without_steps(histories: Sequence[History]) -> None:
-    """Warn of runs in which no client has taken a local step.
+    """Warn of runs in which no client has taken a step, though none was left out as not finite.
 
     Args:
       histories: of runs that have ended; those without rows do not count.
     """
-    still = [history.is_without_steps for history in histories if history.rows]
+    ends = [history.rows[-1] for history in histories if history.rows]
+    still = [row["gradients"] == 0 and not row.get("nonfinite_clients") for row in ends]
     if any(still):
         where = "in this run" if len(still) == 1 else f"in {sum(still)} of {len(still)} runs"
         warn(f"no client took a local step {where}; the model is the initial one.")

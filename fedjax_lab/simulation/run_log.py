@@ -3,35 +3,18 @@
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
+from fedjax_lab.simulation.chunks import Chunks
 from fedjax_lab.simulation.processes import Processes
 from fedjax_lab.simulation.run_folder import RunFolder
 from fedjax_lab.simulation.stopwatch import Stopwatch
+from fedjax_lab.simulation.sweep_program import Group
 from fedjax_lab.storage.rows import Row, restored_row
 from fedjax_lab.storage.run_dir import CLIENTS, METRICS, TIMES
 from fedjax_lab.types import Params, PyTree
 
-
-class Saved(Protocol):
-    """What has checkpoints: the state of a run, or of the runs of a sweep, as in ``Chunks``."""
-
-    @property
-    def compile_seconds(self) -> float:
-        """Time spent compiling in this call so far."""
-
-    @property
-    def params(self) -> Params:
-        """Global model."""
-
-    def saved(self) -> PyTree:
-        """Return the state for a checkpoint."""
-
-    def template(self) -> PyTree:
-        """Return a template of ``saved``."""
-
-    def restore(self, saved: Any) -> None:
-        """Restore the state."""
+Saved = Chunks | Group  # what has checkpoints: the state of a run, or of the runs of a sweep
 
 
 class RunLog:

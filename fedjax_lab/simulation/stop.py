@@ -7,6 +7,7 @@ import socket
 import sys
 import threading
 from collections.abc import Callable, Hashable, Iterator
+from concurrent import futures
 from pathlib import Path
 
 _EARLY = "stopped before the first round; there is nothing to save"
@@ -91,28 +92,20 @@ class Stop:
         if not self.at_once or threading.current_thread() is not threading.main_thread():
             action()
             return True
-        failed: list[BaseException] = []
-
-        def work() -> None:
-            try:
-                action()
-            except BaseException as error:
-                failed.append(error)
-
-        worker = threading.Thread(target=work, name=_WORKER)
-        worker.start()
-        while worker.is_alive() and not self.is_set():
-            worker.join(_LOOK)
-        if worker.is_alive():
+        worker = futures.ThreadPoolExecutor(1, _WORKER)
+        done = worker.submit(action)
+        worker.shutdown(wait=False)
+        while not done.done() and not self.is_set():
+            futures.wait([done], _LOOK)
+        if not done.done():
             return False
-        if failed:
-            raise failed[0]
+        done.result()
         return True
 
 
 def compiles_still() -> bool:
     """Return True if a compiler still works for a run that has been stopped."""
-    return any(thread.name == _WORKER for thread in threading.enumerate())
+    return any(thread.name.startswith(_WORKER) for thread in threading.enumerate())
 
 
 @contextlib.contextmanager
