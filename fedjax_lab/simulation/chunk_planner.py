@@ -50,7 +50,7 @@ class ChunkPlanner:
         self._clients = run.schedule.read_in_rounds(clients)
         first = jax.ShapeDtypeStruct((), jnp.int32)
         self.batch = jax.eval_shape(run.draw, clients, run.key, first)
-        self._compiled: tuple[str, int, Any] | None = None  # one is kept: they may be large
+        self._compiled: dict[tuple[str, int], Any] = {}  # one is kept: they may be large
         self.compile_seconds = 0.0
 
     def choose_map(self, length: int) -> planner.MapChoice:
@@ -63,7 +63,7 @@ class ChunkPlanner:
             began = time.perf_counter()
             arguments, named = self.program(client_map, length)
             program, needed = try_compile(target, *arguments, **named)
-            self._compiled = None if program is None else (client_map, length, program)
+            self._compiled = {(client_map, length): program}
             self.compile_seconds += time.perf_counter() - began
             return needed
 
@@ -122,9 +122,7 @@ class ChunkPlanner:
 
     def compiled(self, client_map: str, length: int) -> Any:
         """Return the program of a chunk if planning compiled it last, else None."""
-        if self._compiled is None or self._compiled[:2] != (client_map, length):
-            return None
-        return self._compiled[2]
+        return self._compiled.get((client_map, length))
 
     def _measured(self, choice: planner.MapChoice) -> planner.MapChoice:
         leaves = jax.tree.leaves((self._state, self.batch))

@@ -4,6 +4,7 @@ There is one program for each requested number of rounds. If a device holds the 
 rounds than a chunk has, several programs make up the chunk.
 """
 
+import functools
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -170,33 +171,31 @@ class Chunks:
         for start, piece in self._client_data.pieces(first, length):
             clients = self._run.schedule.read_in_rounds(self._client_data.take(start, piece))
             if values_are_checked():
-                metrics = self._one_by_one(start, piece, clients, **named)
+                metrics = self._one_by_one(start, piece, clients, named)
             else:
-                self._state, metrics = self._compiled[piece, size](
-                    self._state,
-                    clients,
-                    self._key,
-                    jnp.asarray(start, jnp.int32),
-                    frozen=self._frozen,
-                    **named,
-                )
+                metrics = self._run_program(self._compiled[piece, size], start, clients, named)
             self._client_data.ran(metrics)
             of_pieces.append(metrics)
         return of_pieces[0] if len(of_pieces) == 1 else _joined(of_pieces)
 
-    def _one_by_one(self, first: int, length: int, clients: Any, **named: Any) -> Metrics:
+    def _run_program(self, program: Any, first: int, clients: Any, named: dict) -> Metrics:
+        """Advance the state by a program; returns the metrics of its rounds."""
+        start = jnp.asarray(first, jnp.int32)
+        self._state, metrics = program(
+            self._state, clients, self._key, start, frozen=self._frozen, **named
+        )
+        return metrics
+
+    def _one_by_one(self, first: int, length: int, clients: Any, named: dict) -> Metrics:
         """Run rounds one after the other, so that JAX's check of values can name the round."""
+        one_round = functools.partial(self._program, length=1)
         found = []
         for round in range(first, first + length):
-            arguments = self._state, clients, self._key, jnp.asarray(round, jnp.int32)
             try:
-                self._state, metrics = self._program(
-                    *arguments, length=1, frozen=self._frozen, **named
-                )
+                found.append(self._run_program(one_round, round, clients, named))
             except FloatingPointError as error:
                 name = self._run.algorithm.name
                 raise FloatingPointError(f"in round {round} of {name}: {error}") from error
-            found.append(metrics)
         return _joined(found)
 
     def saved(self) -> FedState:

@@ -69,12 +69,9 @@ class HostStore:
     def shapes(self, state: FedState, length: int) -> tuple[FedState, dict[str, Any]]:
         """See ``stores.DeviceStore``."""
         size = self.size(length)
-
-        def shape(leaf, sharding=None):
-            return jax.ShapeDtypeStruct((size, *leaf.shape[1:]), leaf.dtype, sharding=sharding)
-
-        placed = () if self._row_sharding is None else (self._row_sharding,)
-        rows = jax.tree.map(shape, state.clients, *placed)
+        rows = tree.with_rows(state.clients, size)
+        if self._row_sharding is not None:
+            rows = jax.tree.map(lambda leaf, to: leaf.update(sharding=to), rows, self._row_sharding)
         window = jax.ShapeDtypeStruct((size,), jnp.int32)
         return state._replace(clients=rows), {"window": window}
 
@@ -299,15 +296,12 @@ def check_host_store(asked: Request, diagnose: Any) -> None:
     Raises:
       ValueError: ``diagnose`` is given, or rounds are to be measured.
     """
-    for wrong, what in (
-        (diagnose is not None, "diagnose"),
-        (asked.client_map.name == "measure", "client_map='measure'"),
-    ):
-        if wrong:
-            raise ValueError(
-                f"client_store is 'host', with which no device has all client rows; {what} needs "
-                "them. Choose another store, or omit it."
-            )
+    if diagnose is not None or asked.client_map.name == "measure":
+        what = "client_map='measure'" if diagnose is None else "diagnose"
+        raise ValueError(
+            f"client_store is 'host', with which no device has all client rows; {what} needs them. "
+            "Choose another store, or omit it."
+        )
 
 
 def _another(leaf: jax.Array) -> jax.Array:
