@@ -235,6 +235,10 @@ SIMULATIONS = [
     (lambda: run(devices={"dropout": 0.1}), ["devices", "data.Devices"]),
     (lambda: planned(rounds=3), ["'rounds'", "It takes"]),
     (lambda: planned(target="h999"), ["h999", "h200"]),
+    (
+        lambda: planned(client_map="scan", client_store="sharded"),
+        ["client_store is 'sharded'", "'scan'", "shard_map"],
+    ),
     (lambda: swept(point={}), ["'point'", "did you mean 'points'"]),
     (lambda: swept(points={"lr": [0.1]}), ["points", "'lr'", "client_lr"]),
     (lambda: swept(points={"client_lr": 0.1}), ["points['client_lr'] is 0.1", "list"]),

@@ -114,8 +114,8 @@ def plan(
       ``RoundPlan``: ``plan``, ``figures``, ``rows()``.
 
     Raises:
-      ValueError: an argument is out of range, the target or client map is unknown, or
-        ``jax_disable_jit`` is set.
+      ValueError: an argument is out of range, the target or client map is unknown, the store is
+        "sharded" and the client map cannot divide the rows, or ``jax_disable_jit`` is set.
       TypeError: an argument is unknown or of the wrong type.
     """
     check_simulate(algorithm, params, clients, only_shapes=True)
@@ -134,6 +134,7 @@ def plan(
     state = run.shapes(clients)
     planner = ChunkPlanner(run, asked, state, clients)
     chosen = planner.choose_map(1)
+    asked.with_map(chosen.client_map).store_on_devices(clients.num_clients)  # refuses "sharded"
     found = None
     many = at_once(chosen.client_map, run.schedule.slots(clients), machine)
     on_one = "vmap" if many > 1 else "scan"  # a machine without devices cannot share a cohort
