@@ -163,7 +163,7 @@ def some_of(names: Sequence[Any]) -> str:
     return f"{', '.join(map(str, names[:_NAMED]))}{more}"
 
 
-def warn_of_statistics(params: Any) -> None:
+def _warn_of_statistics(params: Any) -> None:
     """Warn if the params contain running statistics of flax's own batch normalization."""
     found = [
         tree.path_text(path)
@@ -223,15 +223,17 @@ def check_labels_of(
     return any(used_inputs(traced)[first : first + number])
 
 
-def check_loss(run: Computation, clients: FederatedArrays | FederatedStream) -> None:
-    """Check a method's loss, if it is known: the labels of all clients, and that it uses params.
+def check_model(run: Computation, clients: FederatedArrays | FederatedStream) -> None:
+    """Check the params, and the loss if it is known: all clients' labels, and that it uses params.
 
-    Only the targets of a stream are read. A loss that does not use its params is warned of. What it
-    raises, the rounds raise as well, unless the method gives it other params (one of many models).
+    Only the targets of a stream are read. Params that would not train, and a loss that does not use
+    its params, are warned of. What the loss raises, the rounds raise as well, unless the method
+    gives it other params (one of many models).
 
     Raises:
       ValueError: a label is out of range.
     """
+    _warn_of_statistics(run.params)
     algorithm, batch_size = run.algorithm, run.schedule.batch_size
     loss_fn: Any = algorithm.loss_fn
     if loss_fn is None:

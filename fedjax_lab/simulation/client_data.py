@@ -22,10 +22,9 @@ from fedjax_lab.machine.keys import seeded
 from fedjax_lab.round import Algorithm
 from fedjax_lab.simulation.arguments import (
     are_broken,
-    check_loss,
+    check_model,
     nonfinite_data,
     some_of,
-    warn_of_statistics,
 )
 from fedjax_lab.simulation.computation import Computation
 from fedjax_lab.simulation.placement import Placement
@@ -86,11 +85,7 @@ class ClientData:
         """
         if found := nonfinite_data(self.clients):
             warn(f"{found}; on_nonfinite decides what happens in a round that uses them.")
-        self._check_model(run, self.clients)
-
-    def _check_model(self, run: Computation, clients: FederatedArrays | FederatedStream) -> None:
-        warn_of_statistics(run.params)
-        check_loss(run, clients)
+        check_model(run, self.clients)
 
     def record(self) -> dict[str, Any]:
         """Return the entries of config.json."""
@@ -202,7 +197,7 @@ class StreamedClientData(ClientData):
 
     def check(self, run: Computation) -> None:
         """See ``ClientData``; whether examples are finite is checked when they are drawn."""
-        self._check_model(run, self._stream)
+        check_model(run, self._stream)
 
     def record(self) -> dict[str, Any]:
         """See ``ClientData``."""

@@ -22,7 +22,7 @@ from fedjax_lab.data.streams import check_resident, replace_index
 from fedjax_lab.machine.keys import seeded
 from fedjax_lab.machine.program_cache import keep_by_default
 from fedjax_lab.round import Algorithm, check_algorithm
-from fedjax_lab.simulation.arguments import check_loss, check_simulate
+from fedjax_lab.simulation.arguments import check_model, check_simulate
 from fedjax_lab.simulation.client_data import record_times
 from fedjax_lab.simulation.debugging import debuggable
 from fedjax_lab.simulation.evaluate import build_evaluation
@@ -180,7 +180,7 @@ def tune(
         )
         run.shapes(timed)  # a method that cannot start is refused before the first trial
         run.guarantees(timed)  # and what no run could account for
-        check_loss(run, timed)
+        check_model(run, timed)
         entrants[name] = rungs, run, timed
 
     settings = _settings(spaces, firsts, params, (train, held), how, seeds, score)

@@ -10,7 +10,7 @@ import pytest
 from fedjax_lab import algorithms, data, models, simulate, sweep, with_frozen
 from fedjax_lab.data.cohort import Schedule
 from fedjax_lab.models.losses import cross_entropy
-from fedjax_lab.simulation.arguments import check_loss
+from fedjax_lab.simulation.arguments import check_model
 from fedjax_lab.simulation.computation import Computation
 from fedjax_lab.simulation.evaluate import build_client_evaluation
 from fedjax_lab.simulation.evaluate_personal import build_personal_evaluation, client_models
@@ -85,7 +85,7 @@ def test_the_check_of_labels_as_they_are_compiles_nothing():
     jax.monitoring.register_event_duration_secs_listener(listen)
     try:
         run = Computation(METHODS["plain"], Schedule(2, 4, 1), params=PARAMS)
-        check_loss(run, on_device)
+        check_model(run, on_device)
         assert not any(compiled)
         jax.jit(lambda x: x + 1)(0)
         assert any(compiled)

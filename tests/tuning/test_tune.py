@@ -147,6 +147,15 @@ def test_devices_know_clients_by_their_own_numbers(devices, steps):
 
 
 @pytest.mark.methods
+def test_params_that_would_not_train_are_warned_of(tmp_path):
+    params = PARAMS | {"batch_stats": {"mean": jnp.zeros(D)}}
+    told = pytest.warns(UserWarning, match=r"\(batch_stats/mean\).*would not follow")
+    settings = {**SETTINGS, "budget": 6, "run_dir": tmp_path}
+    with one_writer(tmp_path), told, pytest.raises(BlockingIOError):
+        tune({"fedavg": FEDAVG}, {"client_lr": [0.1, 0.2]}, params, make_clients(), **settings)
+
+
+@pytest.mark.methods
 def test_several_processes_are_refused(monkeypatch):
     monkeypatch.setattr(jax, "process_count", lambda: 2)
     with pytest.raises(ValueError, match="2 processes; tune runs in one"):
