@@ -103,9 +103,12 @@ class ChunkPlanner:
 
     def _placement(self, client_map: str) -> Placement:
         """Return the placement under a client map, with the table on the devices."""
+        store = "sharded" if self._divides_table(client_map) else "device"
         asked = self._asked.with_map(client_map)
-        store = "sharded" if asked.divides_table(self._clients.num_clients) else "device"
         return asked.placement(store, self._run.params, self._run.frozen)
+
+    def _divides_table(self, client_map: str) -> bool:
+        return self._asked.with_map(client_map).divides_table(self._clients.num_clients)
 
     def choose(self, length: int) -> tuple[planner.MapChoice, dict[int, Any]]:
         """Choose (the client map, its compiled programs by length) for this machine."""
@@ -135,11 +138,10 @@ class ChunkPlanner:
         asked = [self._run.in_round, self._asked.client_store, traced]
         method = [algorithm.name, dict(algorithm.hyperparameters), shapes, drawn, asked]
         machine = [device.device_kind, jax.device_count(), versions()]
-        chosen, remembered = planner.fastest(
-            planner.alternatives(choice.client_map, schedule.slots(self._clients)),
-            self._seconds,
-            [method, machine],
-        )
+        candidates = list(planner.alternatives(choice.client_map, schedule.slots(self._clients)))
+        if self._asked.client_store == "sharded" and not self._divides_table(candidates[-1]):
+            candidates.pop()
+        chosen, remembered = planner.fastest(candidates, self._seconds, [method, machine])
         return planner.MapChoice(chosen, "measured before" if remembered else "measured")
 
     def _seconds(self, client_map: str) -> float:

@@ -10,6 +10,7 @@ import pytest
 
 import fedjax_lab
 from fedjax_lab import algorithms, data, simulate
+from fedjax_lab.clients import planner
 from fedjax_lab.clients.mapping import ClientMap
 
 PACKAGE = str(Path(fedjax_lab.__file__).parent)
@@ -49,6 +50,22 @@ def test_a_client_map_is_parsed_once_and_ten_functions_get_it_at_most(client_map
     assert found[0] == "simulate"
     assert found.count("parse_client_map") == 1
     assert len(found) <= 10
+
+
+@pytest.mark.methods
+def test_a_map_that_cannot_divide_the_rows_is_not_measured(monkeypatch, tmp_path):
+    """``scan`` would be the faster one, and end the run."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    seconds = iter((2.0, 1.0))
+    monkeypatch.setattr(planner, "timed", lambda run: next(seconds))
+    x = np.ones((24, 2), np.float32)
+    clients = data.from_clients({str(i): (x[i::8], x[i::8, 0]) for i in range(8)})
+    method = algorithms.scaffold(lambda p, examples, key: examples[0] @ p["w"], client_lr=0.1)
+    plan = {"rounds": 1, "cohort_size": 4, "local_steps": 1, "batch_size": 2}
+    maps = {"client_map": "measure", "client_store": "sharded"}
+    simulate(method, {"w": jnp.ones(2)}, clients, run_dir=tmp_path / "run", **maps, **plan)
+    config = json.loads((tmp_path / "run" / "config.json").read_text())
+    assert config["client_map"] == "shard_map:4"
 
 
 @pytest.mark.parametrize("store", ["auto", "sharded"])
