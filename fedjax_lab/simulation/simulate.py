@@ -220,7 +220,6 @@ def simulate(
     chunks = Chunks(run, chosen, client_data, shapes, run_dir)
     bar.note(chunks.note)
     record = {**with_program(record, run, chosen.placement, chunks), **config}
-    scored = score_clients is not None
     evaluators = Evaluators(run, chunks, evaluate, diagnose, score_clients)
     updates, profile = ClientUpdates(run_dir), Profile(profile_dir)
 
@@ -229,7 +228,7 @@ def simulate(
         closing(bar),
         closing(client_data),
         stop_on_signal() as stop,
-        closing(RunLog(run_dir, every, record, chunks, scored)) as run_log,
+        closing(RunLog(run_dir, every, record, chunks, score_clients is not None)) as run_log,
     ):
         history = History(run, guarantees, run_log.history)
         diverged, enough, clock = False, False, run_log.clock
