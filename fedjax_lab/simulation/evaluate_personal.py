@@ -277,7 +277,7 @@ def build_personal_evaluation(
 
 
 def _check_model_of(model_of: Any) -> None:
-    if isinstance(model_of, Algorithm) or not callable(model_of):
+    if not callable(model_of):
         name = model_of.name if isinstance(model_of, Algorithm) else repr(model_of)
         raise TypeError(
             f"model_of is {name}; it must be a function of a state and a client's id, such as "
