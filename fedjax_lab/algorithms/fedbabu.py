@@ -26,7 +26,7 @@ from fedjax_lab import tree
 from fedjax_lab.algorithms.factory import Common, LocalTraining, factory, takes_common
 from fedjax_lab.algorithms.hyper import at_round
 from fedjax_lab.algorithms.server import ParamsServer, broadcast_params
-from fedjax_lab.checks import check_choice, check_int, check_scalar_or_schedule
+from fedjax_lab.checks import check_choice, check_int, check_number
 from fedjax_lab.clients.leaves import (
     Leaves,
     check_leaves,
@@ -72,7 +72,7 @@ def fedbabu(
     check_int("fine_tune_steps", fine_tune_steps, minimum=0)
     check_choice("fine_tune", fine_tune, ("all", "head"))
     if fine_tune_lr is not None:
-        check_scalar_or_schedule("fine_tune_lr", fine_tune_lr)
+        check_number("fine_tune_lr", fine_tune_lr, minimum=0.0)
     training = LocalTraining(loss_fn, **common)
 
     def steps(params, batch, head_steps, lr=None):

@@ -257,6 +257,8 @@ def test_what_has_no_meaning_is_refused_with_a_reason():
         (lambda: a.fedbabu(loss_fn, fine_tune="boddy", **LR), ValueError, "fine_tune is 'boddy'"),
         (lambda: a.fedbabu(loss_fn, fine_tune_steps=-1, **LR), ValueError, "fine_tune_steps is -1"),
         (lambda: a.fedbabu(loss_fn, fine_tune_lr=-1, **LR), ValueError, "fine_tune_lr is -1"),
+        (lambda: a.fedbabu(loss_fn, fine_tune_lr=optax.constant_schedule(0.1), **LR), TypeError,
+         "fine_tune_lr is .*; it must be a number"),
         (lambda: a.ditto(loss_fn, prox_weight=-1, **LR), ValueError, "prox_weight is -1"),
         (lambda: a.ditto(loss_fn, personal_lr=-1, **LR), ValueError, "personal_lr is -1"),
         (lambda: a.pfedme(loss_fn, inner_steps=0, **LR), ValueError, "inner_steps is 0"),
