@@ -29,7 +29,7 @@ from typing import NamedTuple, Unpack
 from fedjax_lab import tree
 from fedjax_lab.algorithms.factory import Common, LocalTraining, factory
 from fedjax_lab.algorithms.gradma_correction import Correction
-from fedjax_lab.algorithms.gradma_memory import Memory, empty_memory, remember
+from fedjax_lab.algorithms.gradma_memory import Memory, correct_by_memory, empty_memory
 from fedjax_lab.algorithms.hyper import at_round
 from fedjax_lab.algorithms.server import ServerSGD, broadcast_params
 from fedjax_lab.checks import check_int, check_number
@@ -166,7 +166,6 @@ def _gradma(
     name, training, server_lr, correction, *, corrects_client, memory, keep_local_model=False
 ):
     """Build one of the three methods; each half is corrected or plain (a server without memory)."""
-    correction.check()
     if memory is not None:
         size, server_momentum, memory_decay = memory
         check_int("memory_size", size, minimum=0)
@@ -202,9 +201,7 @@ def _gradma(
         m = tree.add_scaled(delta, server_momentum, correction.joined(server.momentum))
         held, metrics = server.memory, {"delta_norm": tree.norm(delta)}
         if size:
-            held, qp = remember(held, deltas, cohort, memory_decay, m, correction)
-            corrected, info = correction.project(qp.p, qp.rows, held.scale > 0, qp.products)
-            m = tree.scale(corrected, qp.unit)
+            held, m, info = correct_by_memory(held, deltas, cohort, memory_decay, m, correction)
             metrics["server_qp_residual"] = info.kkt_residual
             metrics["server_qp_active"] = _active(info)
             metrics["server_qp_iterations"] = info.iterations.astype(metrics["delta_norm"].dtype)

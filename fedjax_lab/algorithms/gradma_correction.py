@@ -1,6 +1,6 @@
 """GradMA's correction: the quadratic program over all parameters, or one for each array."""
 
-from typing import NamedTuple
+import dataclasses
 
 import jax
 
@@ -10,19 +10,19 @@ from fedjax_lab.qp.joined_leaves import join_leaves
 from fedjax_lab.types import PyTree, Scalar
 
 
-class Correction(NamedTuple):
-    """GradMA's QP: how a vector is corrected by the rows of a memory."""
+@dataclasses.dataclass(frozen=True)
+class Correction:
+    """GradMA's QP: how a vector is corrected by the rows of a memory.
+
+    Attributes:
+      margin, scope, solver: arguments of the methods, the last two with ``qp_`` before them.
+    """
 
     margin: Scalar
     scope: str  # "global" or "per_leaf"
     solver: str
 
-    def check(self) -> None:
-        """Check the arguments of the same names, ``qp_`` before the last two.
-
-        Raises:
-          TypeError, ValueError: one is out of range.
-        """
+    def __post_init__(self):
         check_number("margin", self.margin, minimum=0.0, maximum=1.0)
         check_choice("qp_scope", self.scope, ("global", "per_leaf"))
         check_choice("qp_solver", self.solver, qp.SOLVERS)

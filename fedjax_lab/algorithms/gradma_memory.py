@@ -1,7 +1,7 @@
 """The memory of GradMA's server: which clients it holds, and the sum of what each has sent.
 
 GradMA (CVPR 2023), Algorithm 4 (``admit_cohort``), and the memory's lines of Algorithm 3
-(``remember``). ``gradma`` has the table of symbols.
+(``correct_by_memory``). ``gradma`` has the table of symbols.
 """
 
 from typing import NamedTuple
@@ -10,10 +10,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedjax_lab import tree
 from fedjax_lab.algorithms.gradma_correction import Correction
 from fedjax_lab.clients.store import zero_row_per_client
+from fedjax_lab.qp import ConeInfo
 from fedjax_lab.qp.joined_leaves import separate_leaves
-from fedjax_lab.tree import along, scale_rows
 from fedjax_lab.types import Cohort, Params, PyTree, Scalar
 
 _NOBODY = -1
@@ -57,31 +58,15 @@ def empty_memory(params: Params, size: int, correction: Correction) -> Memory:
     return Memory(rows, scale, jnp.zeros(products.shape, products.dtype), slots)
 
 
-class ServerQP(NamedTuple):
-    """What the server's quadratic program is given: small leaves are joined, nothing is unknown.
-
-    Attributes:
-      p: the vector divided by ``unit``, so that its largest number is in [1, 2).
-      unit: float scalar, a power of two, or 0 for a vector of zeros.
-      rows: [m, ...].
-      products: of the rows with each other and with p, and of p with itself.
-    """
-
-    p: PyTree
-    unit: jax.Array
-    rows: PyTree
-    products: tuple[jax.Array, jax.Array, jax.Array]
-
-
-def remember(
+def correct_by_memory(
     memory: Memory,
     deltas: PyTree,
     cohort: Cohort,
     decay: Scalar,
     p: PyTree,
     correction: Correction,
-) -> tuple[Memory, ServerQP]:
-    """Run Algorithm 4, then the memory's lines of Algorithm 3: D <- β_2 D (+ d^i).
+) -> tuple[Memory, PyTree, ConeInfo]:
+    """Run Algorithm 4, then the memory's lines of Algorithm 3: D <- β_2 D (+ d^i), p <- QP_g(p, D).
 
     Args:
       memory: as the last round left it.
@@ -92,7 +77,7 @@ def remember(
       correction: of the server.
 
     Returns:
-      (memory, the quadratic program of its rows and ``p``).
+      (the memory, the corrected vector, what the quadratic program reports).
 
     Raises:
       ValueError: the memory is smaller than the cohort.
@@ -106,7 +91,7 @@ def remember(
     kept = jnp.where(is_new, 0, scale.at[slot].get(mode="clip"))
 
     held = jax.tree.map(lambda table: table.at[slot].get(mode="clip"), memory.rows)
-    held = scale_rows(correction.joined(held, axes=1), kept)
+    held = tree.scale_rows(correction.joined(held, axes=1), kept)
     new, units = _scaled(jax.tree.map(jnp.add, held, deltas))
 
     def put(table, values):
@@ -120,9 +105,10 @@ def remember(
     products = memory.products.at[:, slot].set(with_new.mT, mode="drop")
     products = products.at[:, :, slot].set(with_new, mode="drop")
     square = correction.inner_products(p, p)[:, 0, 0]
-    p = jax.tree.map(lambda leaf: leaf[0], p)
-    qp = ServerQP(p, unit[0], joined, (products, with_p, square))
-    return Memory(rows, put(scale, units.astype(dtype)), products, slots), qp
+    p, unit = jax.tree.map(lambda leaf: leaf[0], (p, unit))
+    scale = put(scale, units.astype(dtype))
+    q, info = correction.project(p, joined, scale > 0, (products, with_p, square))
+    return Memory(rows, scale, products, slots), tree.scale(q, unit), info
 
 
 def _scaled(rows: PyTree) -> tuple[PyTree, jax.Array]:
@@ -135,8 +121,10 @@ def _scaled(rows: PyTree) -> tuple[PyTree, jax.Array]:
     largest = jnp.max(jnp.stack([size.astype(dtype) for size in sizes]), 0)
     power = _power_of_two(largest)
 
-    divided = jax.tree.map(lambda leaf: (along(1 / power, leaf) * leaf).astype(leaf.dtype), rows)
-    return divided, jnp.where(largest == 0, 0, power)
+    def divide(leaf):
+        return (tree.along(1 / power, leaf) * leaf).astype(leaf.dtype)
+
+    return jax.tree.map(divide, rows), jnp.where(largest == 0, 0, power)
 
 
 def _power_of_two(x: jax.Array) -> jax.Array:
