@@ -32,8 +32,8 @@ from fedjax_lab.algorithms.own_models import own_row
 from fedjax_lab.algorithms.server import ParamsServer, ServerSGD, broadcast_params
 from fedjax_lab.checks import check_number
 from fedjax_lab.clients.costs import Costs
-from fedjax_lab.clients.local import initial_state
 from fedjax_lab.clients.store import one_row_per_client
+from fedjax_lab.clients.transforms import initial_state
 from fedjax_lab.round import Algorithm, Phase
 from fedjax_lab.types import LossFn, Params, Personal, PyTree, Scalar, ScalarOrSchedule
 

@@ -26,7 +26,6 @@ from fedjax_lab.algorithms.hyper import (
     at_round,
     at_step,
     check_example_privacy,
-    check_transform,
     meant_by,
 )
 from fedjax_lab.checks import check_scalar_or_schedule
@@ -38,6 +37,7 @@ from fedjax_lab.clients.local import (
     StepReport,
     local_steps,
 )
+from fedjax_lab.clients.transforms import check_transform
 from fedjax_lab.descriptions import describe
 from fedjax_lab.round import Phase
 from fedjax_lab.signatures import (

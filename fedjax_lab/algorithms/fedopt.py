@@ -31,10 +31,10 @@ import optax
 
 from fedjax_lab import tree
 from fedjax_lab.algorithms.factory import Common, LocalTraining, factory
-from fedjax_lab.algorithms.hyper import at_round, has_parts
+from fedjax_lab.algorithms.hyper import at_round
 from fedjax_lab.algorithms.server import MomentumServer, ServerSGD, broadcast_params
 from fedjax_lab.checks import check_int, check_number
-from fedjax_lab.clients.transforms import direction
+from fedjax_lab.clients.transforms import direction, has_parts
 from fedjax_lab.machine.keys import compact, is_key
 from fedjax_lab.round import Algorithm, Phase
 from fedjax_lab.types import LossFn, Params, PyTree, Scalar, ScalarOrSchedule
@@ -120,9 +120,7 @@ def fedopt(
         return FedOptServer(params, _key_data(server_optimizer.init(params)))
 
     def server_step(server, delta, round):
-        state = server.opt_state
-        if any(map(is_key, jax.tree.leaves(jax.eval_shape(server_optimizer.init, server.params)))):
-            state = _with_keys(state, server_optimizer.init(server.params))
+        state = _with_keys(server.opt_state, server_optimizer.init(server.params))
         try:
             updates, state = server_optimizer.update(delta, state, server.params)
         except TypeError as error:

@@ -8,7 +8,6 @@ from typing import Any
 import jax
 
 from fedjax_lab.checks import check_number, is_traced
-from fedjax_lab.clients.transforms import direction
 from fedjax_lab.types import Scalar, ScalarOrSchedule
 
 # What the mean gradient of a client's steps is computed from.
@@ -91,35 +90,6 @@ def check_unused(argument: str, value: Any, default: Any, where: str) -> None:
     """
     if callable(value) or is_traced(value) or value != default:
         raise ValueError(f"{argument} is {value}, which {where} does not use; leave it out.")
-
-
-def has_parts(transform: Any) -> bool:
-    """Return True for what has optax's ``init`` and ``update``, such as ``optax.MultiSteps``."""
-    return not isinstance(transform, type) and all(
-        callable(getattr(transform, part, None)) for part in ("init", "update")
-    )
-
-
-def check_transform(name: str, transform: Any) -> None:
-    """Check that an argument is None or an optax transformation that keeps the direction's sign.
-
-    Raises:
-      TypeError: it is no transformation.
-      ValueError: it is an optimizer, whose updates are to be added and not descended.
-    """
-    if transform is None:
-        return
-    if not has_parts(transform):
-        raise TypeError(
-            f"{name} is {transform!r}; it must be an optax transformation, such as "
-            "optax.clip_by_global_norm(10.0) or optax.scale_by_adam()."
-        )
-    if direction(transform) == -1:
-        raise ValueError(
-            f"{name} changes the sign of its input, as optax.adam(...) and optax.sgd(...) do. "
-            "Clients subtract its result times client_lr: pass a transformation without a learning "
-            "rate, such as optax.scale_by_adam() or optax.trace(0.9)."
-        )
 
 
 # Paper's symbol -> argument; of several arguments, the first that a method has.

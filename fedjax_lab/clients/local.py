@@ -23,9 +23,9 @@ from fedjax_lab.clients.example_clipping import clipped_gradient
 from fedjax_lab.clients.metrics import Measures, apply_loss, with_constants
 from fedjax_lab.clients.resident import gather
 from fedjax_lab.clients.results import check_direction, check_memory, check_parts
-from fedjax_lab.clients.transforms import check_leaves, transformed
+from fedjax_lab.clients.transforms import initial_state, transformed
 from fedjax_lab.descriptions import clip_norm_of
-from fedjax_lab.machine.keys import compact, fold_in, is_key
+from fedjax_lab.machine.keys import fold_in
 from fedjax_lab.machine.trace_once import trace_once
 from fedjax_lab.models.batch_norm import running_statistics
 from fedjax_lab.types import ClientBatch, Key, LossFn, Metrics, Params, PyTree, Scalar
@@ -33,9 +33,9 @@ from fedjax_lab.types import ClientBatch, Key, LossFn, Metrics, Params, PyTree, 
 # The entry of a client's report that is no metric: the local params after the last step. Wrappers
 # have access to a client's message, row and report only.
 LOCAL_PARAMS = "local_params"
-# Folded into a client's key for its full gradient; local steps fold in 0, 1, 2, ...
+# Folded into a client's key for its full gradient; local steps fold in 0, 1, 2, ..., and the states
+# of transforms 2^32 - 2.
 _FULL_GRADIENT = np.uint32(2**32 - 1)
-_TRANSFORM = np.uint32(2**32 - 2)  # for random keys in the state of a transform
 _MANY_STEPS = 16  # from which on the steps of a client are skipped in blocks
 
 
@@ -79,37 +79,6 @@ class StepReport(NamedTuple):
     transform_state: PyTree
     metrics: Metrics
     example_metrics: Metrics = {}  # noqa: RUF012 (never changed in place)
-
-
-def initial_state(
-    transform: optax.GradientTransformation | None,
-    params: Params,
-    key: Key,
-    name: str = "step_transform",
-) -> PyTree:
-    """Initialise a client's state of a transformation; () without one.
-
-    A random key in it, such as that of ``optax.add_noise``, is the same for all clients and rounds.
-    The client's key is folded into it, so that they draw different numbers.
-
-    Raises:
-      ValueError: it turns some leaves round, as an optimizer inside ``optax.masked`` does.
-    """
-    if transform is None:
-        return ()
-    state = transform.init(params)
-    check_leaves(name, transform, params, state)
-    if not any(map(is_key, jax.tree.leaves(state))):
-        return state
-    own = jax.random.bits(fold_in(key, _TRANSFORM))
-
-    def combine(leaf):
-        if not is_key(leaf):
-            return leaf
-        combined = jax.vmap(jax.random.fold_in, (0, None))(compact(leaf).reshape(-1), own)
-        return combined.reshape(leaf.shape)
-
-    return jax.tree.map(combine, state)
 
 
 # (local params, step) -> (what to descend, report)
@@ -171,18 +140,18 @@ class Gradient:
         if self.example_clip is None:
             if step.mask is not None:
                 warn_of_batch_statistics(loss_fn, params, step.examples, step.key, step.mask)
-            (loss, (num_examples, per_step, *rest)), grads = jax.value_and_grad(
+            (loss, (num_examples, per_step, per_example)), grads = jax.value_and_grad(
                 functools.partial(_mean_loss, loss_fn), has_aux=True
             )(*of_step)
         else:
             warn_of_lone_examples(loss_fn, params, step.examples, step.key)
-            grads, loss, num_examples, per_step, *rest = clipped_gradient(
+            grads, loss, num_examples, per_step, per_example = clipped_gradient(
                 loss_fn, *of_step, self.example_clip, self.example_noise
             )
         if step.measures is not None:
-            per_step |= step.measures.of(params, grads, loss, {*per_step, *rest[0]})
-        carried = (step.memory, step.transform_state)
-        return grads, StepReport(loss, num_examples, *carried, per_step, *rest)
+            per_step |= step.measures.of(params, grads, loss, {*per_step, *per_example})
+        memory, state = step.memory, step.transform_state
+        return grads, StepReport(loss, num_examples, memory, state, per_step, per_example)
 
     def transformed(
         self, grads: PyTree, params: Params, report: StepReport

@@ -1,4 +1,4 @@
-"""Optax transformations of a client's direction: which way they turn it, and their step.
+"""Optax transformations of a client's direction: which way they turn it, their state and step.
 
 Optimizers return what is to be added, and clients subtract.
 """
@@ -12,11 +12,43 @@ import optax
 
 from fedjax_lab import tree
 from fedjax_lab.checks import is_traced
-from fedjax_lab.types import Params, PyTree
+from fedjax_lab.machine.keys import compact, fold_in, is_key
+from fedjax_lab.types import Key, Params, PyTree
 
+# Folded into a client's key for random keys in the state; see ``clients.local``.
+_STATE = np.uint32(2**32 - 2)
 _NAMED = 5  # leaves in an error
 _VECTOR = 64  # entries, all of which noise would hardly turn
 _OF_LEAVES = (optax.MaskedState, optax.PartitionState)
+
+
+def has_parts(transform: Any) -> bool:
+    """Return True for what has optax's ``init`` and ``update``, such as ``optax.MultiSteps``."""
+    return not isinstance(transform, type) and all(
+        callable(getattr(transform, part, None)) for part in ("init", "update")
+    )
+
+
+def check_transform(name: str, transform: Any) -> None:
+    """Check that an argument is None or an optax transformation that keeps the direction's sign.
+
+    Raises:
+      TypeError: it is no transformation.
+      ValueError: it is an optimizer, whose updates are to be added and not descended.
+    """
+    if transform is None:
+        return
+    if not has_parts(transform):
+        raise TypeError(
+            f"{name} is {transform!r}; it must be an optax transformation, such as "
+            "optax.clip_by_global_norm(10.0) or optax.scale_by_adam()."
+        )
+    if direction(transform) == -1:
+        raise ValueError(
+            f"{name} changes the sign of its input, as optax.adam(...) and optax.sgd(...) do. "
+            "Clients subtract its result times client_lr: pass a transformation without a learning "
+            "rate, such as optax.scale_by_adam() or optax.trace(0.9)."
+        )
 
 
 def direction(transform: Any) -> int | None:
@@ -28,16 +60,44 @@ def direction(transform: Any) -> int | None:
     return None if found is None else found[0]
 
 
-def check_leaves(
+def initial_state(
+    transform: optax.GradientTransformation | None,
+    params: Params,
+    key: Key,
+    name: str = "step_transform",
+) -> PyTree:
+    """Initialise a client's state of a transformation; () without one.
+
+    A random key in it, such as that of ``optax.add_noise``, is the same for all clients and rounds.
+    The client's key is folded into it, so that they draw different numbers.
+
+    Raises:
+      ValueError: it turns some leaves round, as an optimizer inside ``optax.masked`` does.
+    """
+    if transform is None:
+        return ()
+    state = transform.init(params)
+    _check_leaves(name, transform, params, state)
+    if not any(map(is_key, jax.tree.leaves(state))):
+        return state
+    own = jax.random.bits(fold_in(key, _STATE))
+
+    def combine(leaf):
+        if not is_key(leaf):
+            return leaf
+        combined = jax.vmap(jax.random.fold_in, (0, None))(compact(leaf).reshape(-1), own)
+        return combined.reshape(leaf.shape)
+
+    return jax.tree.map(combine, state)
+
+
+def _check_leaves(
     name: str, transform: optax.GradientTransformation, params: Params, state: PyTree
 ) -> None:
     """Refuse a transformation of single leaves, such as ``optax.masked``, that turns one round.
 
     Args:
       params: of the structure that it is made for; only numbers of axes count.
-
-    Raises:
-      ValueError: it contains an optimizer, whose updates are to be added and not descended.
     """
     parts = jax.tree.leaves(state, is_leaf=lambda part: isinstance(part, _OF_LEAVES))
     if not any(isinstance(p, _OF_LEAVES) for p in parts) and direction(transform) is not None:
