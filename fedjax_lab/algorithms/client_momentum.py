@@ -169,9 +169,6 @@ def mime(
         beta = at_round(momentum, cohort.round)
         return server._replace(momentum=_average(server.momentum, messages["gradient"], beta)), {}
 
-    def broadcast(server, round):
-        return server.params, server.momentum
-
     def client_update(received, row, batch):
         x, new_m = received
         beta = at_round(momentum, batch.round)
@@ -186,7 +183,7 @@ def mime(
 
     gradients = Phase(broadcast_params, full_gradient, update_momentum, reduce={"gradient": "mean"})
     steps = Phase(
-        broadcast,
+        _broadcast_mime,
         client_update,
         ServerSGD(server_lr),
         reduce={"delta": "mean"},
@@ -211,9 +208,6 @@ def mimelite(
     check_scalar_or_schedule("momentum", momentum, maximum=1.0)
     training = LocalTraining(loss_fn, **common)
 
-    def broadcast(server, round):
-        return server.params, server.momentum
-
     def client_update(received, row, batch):
         x, m = received
         beta = at_round(momentum, batch.round)
@@ -235,12 +229,16 @@ def mimelite(
         return server._replace(momentum=new_m), metrics
 
     reduce = {"delta": "mean", "gradient": "mean"}
-    phase = Phase(broadcast, client_update, server_update, reduce)
+    phase = Phase(_broadcast_mime, client_update, server_update, reduce)
     return Algorithm("mimelite", _start_mime, (phase,))
 
 
 def _start_mime(params, num_clients, batch):
     return MomentumServer(params, tree.zeros_like(params)), ()
+
+
+def _broadcast_mime(server, round):
+    return server.params, server.momentum
 
 
 def _average(m: PyTree, g: PyTree, beta: Scalar) -> PyTree:

@@ -116,8 +116,7 @@ def fafed(
         zeros = tree.zeros_like(params)
         server = FAFEDServer(params, zeros, zeros, jnp.zeros((), bool))
         clients = one_row_per_client(params, num_clients)
-        server = take_first_estimates(first_exchange, server, clients, num_clients, batch)
-        return server, clients
+        return take_first_estimates(first_exchange, server, clients, num_clients, batch)
 
     # A round: q steps, then the sync.
 

@@ -224,11 +224,10 @@ def _fedspeed(
         metrics = {"delta_norm": tree.norm(messages["delta"])}
         return FedSpeedServer(params, anchor, mean_dual), metrics
 
-    costs = Costs(gradients=quasi_gradient.gradients)
-    phase = Phase(broadcast, client_update, server_update, {"delta": "mean"}, costs=costs)
-    if dual_of_all:
-        reduce = {"delta": "mean", "dual_change": "sum"}
-        phase = phase._replace(reduce=reduce, costs=costs._replace(derived=("dual_change",)))
+    reduce = {"delta": "mean", "dual_change": "sum"} if dual_of_all else {"delta": "mean"}
+    derived = ("dual_change",) if dual_of_all else ()
+    costs = Costs(derived, gradients=quasi_gradient.gradients)
+    phase = Phase(broadcast, client_update, server_update, reduce, costs=costs)
     return Algorithm(name, start, (phase,))
 
 

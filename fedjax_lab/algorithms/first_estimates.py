@@ -79,19 +79,17 @@ def take_first_estimates(
     clients: PyTree,
     num_clients: int,
     batch: CohortBatch | None,
-) -> Any:
-    """Take the first estimates and return the server after them; no round takes them again.
+) -> tuple[Any, PyTree]:
+    """Start with the first estimates taken, so that no round takes them: (server, clients' rows).
 
     Args:
       batch: round 0's batch. None: the server stays as it is, and the first round takes them; so
         does a later one if nobody takes part in this batch.
     """
     if batch is None:
-        return server
+        return server, clients
+    alone = Algorithm("first_estimates", lambda *given: (server, clients), (first_exchange,))
     state = FedState(server, clients, jnp.asarray(num_clients, jnp.int32))
-    alone = Algorithm(
-        "first_estimates", lambda params, n, batch: (server, clients), (first_exchange,)
-    )
     server = alone.round_fn(state, batch)[0].server
     is_certain = batch.participates is None and batch.num_steps is None  # that somebody takes part
-    return server._replace(started=()) if is_certain else server
+    return server._replace(started=()) if is_certain else server, clients

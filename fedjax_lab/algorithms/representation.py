@@ -133,7 +133,7 @@ def moonm(
 
 def _moon(name, model, weight, temperature, preprocess, server_sgd, common):
     check_scalar_or_schedule("contrastive_weight", weight)
-    _check_temperature(temperature)
+    check_number("temperature", temperature, minimum=0.0, exclusive_minimum=True)
     _check_model(name, model, ("features", "head"))
 
     def start_rows(params, num_clients):
@@ -260,7 +260,7 @@ def _fedmlb(name, model, weights, temperature, preprocess, server_sgd, common):
     arguments = ("ce_weight", "hybrid_ce_weight", "hybrid_kl_weight")
     for argument, weight in zip(arguments, weights, strict=True):
         check_scalar_or_schedule(argument, weight)
-    _check_temperature(temperature)
+    check_number("temperature", temperature, minimum=0.0, exclusive_minimum=True)
     _check_model(name, model, ("blocks",))
     if len(model.blocks) < 2:
         raise ValueError(
@@ -325,10 +325,6 @@ def _averaged(name, start_rows, client_update, server_sgd, loss, gradients=1):
 def _gradient_of(term: jax.Array) -> jax.Array:
     """Return 0 with the gradient of ``term``, which local steps descend but ``loss`` excludes."""
     return term - jax.lax.stop_gradient(term)
-
-
-def _check_temperature(temperature: Scalar) -> None:
-    check_number("temperature", temperature, minimum=0.0, exclusive_minimum=True)
 
 
 def _check_model(name: str, model: Model, parts: tuple[str, ...]) -> None:

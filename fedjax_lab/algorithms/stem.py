@@ -94,8 +94,7 @@ def stem(
         zeros = tree.zeros_like(params)
         server = STEMServer(params, zeros, () if keeps_own else params, jnp.zeros((), bool))
         clients = one_row_per_client(params, num_clients)
-        server = take_first_estimates(first_exchange, server, clients, num_clients, batch)
-        return server, clients
+        return take_first_estimates(first_exchange, server, clients, num_clients, batch)
 
     def broadcast(server, round):
         return server.params, server.momentum
