@@ -114,10 +114,9 @@ def with_devices(target: Target) -> Target:
             )
         devices = devices[: target.num_devices]
     else:
-        find = _tpu_devices if target.platform == "tpu" else _gpu_devices
         package = "jax[tpu]" if target.platform == "tpu" else "jax-cuda12-plugin jax-cuda12-pjrt"
         try:
-            devices = find(target)
+            devices = list(_topology(target).devices)
         except (RuntimeError, NotImplementedError, ImportError, ValueError) as error:
             raise ImportError(
                 f"target is {target.name!r}, whose compiler is not available; install it with "
@@ -127,12 +126,19 @@ def with_devices(target: Target) -> Target:
     return dataclasses.replace(target, devices=tuple(devices))
 
 
-def _tpu_devices(target: Target) -> list[Any]:
+def _topology(target: Target) -> Any:
     from jax.experimental import topologies
 
+    kind, _, size = target.name.partition(":")
+    if target.platform == "gpu":
+        return topologies.get_topology_desc(
+            kind,
+            platform="cuda",
+            topology=f"1x1x{target.num_devices}",
+            target_config=_gpu_config(kind),
+        )
     for name, value in _NO_HOST.items():
         os.environ.setdefault(name, value)
-    kind, _, size = target.name.partition(":")
     dims = [int(n) for n in size.split("x")] if size else [1] * CHIPS[kind].axes
     options: dict[str, Any] = {}
     if any(n % 2 for n in dims[:2]):  # fewer than the four chips of a host
@@ -140,23 +146,7 @@ def _tpu_devices(target: Target) -> list[Any]:
     if kind == "v4":  # a chip's two cores are one device
         options["chip_config_name"] = "megacore"
     layout = "x".join(map(str, dims))
-    found = topologies.get_topology_desc(
-        platform="tpu", topology_name=f"{kind}:{layout}", **options
-    )
-    return list(found.devices)
-
-
-def _gpu_devices(target: Target) -> list[Any]:
-    from jax.experimental import topologies
-
-    kind = target.name.partition(":")[0]
-    found = topologies.get_topology_desc(
-        kind,
-        platform="cuda",
-        topology=f"1x1x{target.num_devices}",
-        target_config=_gpu_config(kind),
-    )
-    return list(found.devices)
+    return topologies.get_topology_desc(platform="tpu", topology_name=f"{kind}:{layout}", **options)
 
 
 def _gpu_config(kind: str) -> str:

@@ -41,10 +41,7 @@ class Target:
     convolution: str | None = None
 
     def __post_init__(self):
-        if self.platform not in PLATFORMS:
-            raise ValueError(
-                f"platform is {self.platform!r}; it must be one of {', '.join(PLATFORMS)}."
-            )
+        check_choice("platform", self.platform, PLATFORMS)
 
 
 PLATFORMS = ("cpu", "gpu", "tpu")
