@@ -63,8 +63,8 @@ _ELEMENTWISE = {
 _WEIGHTING = {"mul", "and", "select_n"}
 _REDUCTIONS = ("reduce_max", "reduce_min", "reduce_and", "reduce_or", "argmax", "argmin")
 # Losses that were examined, for padding and for examples alone.
-_padded: weakref.WeakKeyDictionary[Any, None] = weakref.WeakKeyDictionary()
-_alone: weakref.WeakKeyDictionary[Any, None] = weakref.WeakKeyDictionary()
+_padded: weakref.WeakSet[Any] = weakref.WeakSet()
+_alone: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def warn_of_batch_statistics(
@@ -108,12 +108,12 @@ def warn_of_lone_examples(loss_fn: LossFn, params: Params, examples: PyTree, key
         )
 
 
-def _is_first(loss_fn: LossFn, examined: weakref.WeakKeyDictionary[Any, None]) -> bool:
+def _is_first(loss_fn: LossFn, examined: weakref.WeakSet[Any]) -> bool:
     """Return True if a loss is not among those that were examined, and add it to them."""
     original = original_of(loss_fn)
     try:
         is_first = original not in examined
-        examined[original] = None
+        examined.add(original)
     except TypeError:  # it cannot be remembered
         return True
     return is_first

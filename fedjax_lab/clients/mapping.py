@@ -34,7 +34,12 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from fedjax_lab import tree
 from fedjax_lab.checks import LARGEST_INT, check_choice
 from fedjax_lab.clients.exchange import sum_in_order
-from fedjax_lab.clients.model_axis import MODEL, ParamsSharding, held_layout, model_layout
+from fedjax_lab.clients.model_axis import (
+    ParamsSharding,
+    divides_models,
+    held_layout,
+    model_layout,
+)
 from fedjax_lab.clients.store import AXIS, client_mesh
 from fedjax_lab.machine.target import Target, platform_of, tracing
 from fedjax_lab.machine.trace_once import trace_once
@@ -104,7 +109,7 @@ def collect(results: PyTree, mesh: Mesh | None) -> PyTree:
     Args:
       mesh: of the client map.
     """
-    if not _divides_models(mesh):
+    if not divides_models(mesh):
         return whole(results, mesh)
     if (layout := held_layout()) is None:
         return results
@@ -126,11 +131,7 @@ def divide(results: PyTree, mesh: Mesh | None) -> PyTree:
     Args:
       mesh: of the client map.
     """
-    return results if _divides_models(mesh) else _placed(results, mesh, PartitionSpec(AXIS))
-
-
-def _divides_models(mesh: Mesh | None) -> bool:
-    return mesh is not None and MODEL in mesh.axis_names
+    return results if divides_models(mesh) else _placed(results, mesh, PartitionSpec(AXIS))
 
 
 def _placed(values: PyTree, mesh: Mesh | None, spec: PartitionSpec) -> PyTree:
@@ -380,7 +381,7 @@ def _pmapped(share, devices, fn: ClientFn, shared, clients, coefficients, length
 
 def _sharded(share, mesh, fn: ClientFn, shared, clients, coefficients, lengths):
     """Run ``share`` for an equal part of the clients on each device, or devices of a model."""
-    divided = MODEL in mesh.axis_names  # the compiler adds divided arrays
+    divided = divides_models(mesh)  # the compiler adds divided arrays
 
     def on_device(shared, clients, coefficients, lengths):
         sums, kept = share(fn, shared, clients, coefficients, lengths)

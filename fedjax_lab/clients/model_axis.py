@@ -205,21 +205,19 @@ def divided_over(values: PyTree) -> Mesh | None:
     return None
 
 
-def on_mesh(
-    values: PyTree, mesh: Mesh, place: Callable[[Any, int], PartitionSpec] | None = None
-) -> PyTree:
+def on_mesh(values: PyTree, mesh: Mesh, divide: bool = False) -> PyTree:
     """Place arrays on the devices of a mesh; arrays that ``model`` already divides stay in place.
 
     Args:
-      place: (leaf, length of the axis ``model``) -> spec of the other arrays; None: a copy on each
-        device.
+      divide: divide the others with ``shard_largest``, if the mesh has the axis ``model``; else
+        each device gets a copy.
     """
 
     def where(leaf):
         if divided_over(leaf) == mesh:
             return leaf.sharding
-        divides = place is not None and MODEL in mesh.axis_names
-        spec = place(leaf, mesh.shape[MODEL]) if place and divides else PartitionSpec()
+        is_divided = divide and divides_models(mesh)
+        spec = shard_largest(leaf, mesh.shape[MODEL]) if is_divided else PartitionSpec()
         return NamedSharding(mesh, spec)
 
     return jax.device_put(values, jax.tree.map(where, values))

@@ -1,6 +1,6 @@
 """Checks of what a method's functions return, when it is started and when a round is traced."""
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Any
 
 import jax
@@ -121,10 +121,7 @@ def check_direction(descent: PyTree, params: PyTree) -> None:
     Raises:
       ValueError: they differ; the error names the leaf.
     """
-    found, wanted = (jax.tree.map(_size, each) for each in (descent, params))
-    if jax.tree.flatten(found) != jax.tree.flatten(wanted):
-        where, found, wanted = _first_difference("direction", found, wanted)
-        raise ValueError(f"{where} is {found}; it must be {wanted}, as the params are.")
+    _check_alike("direction", descent, params, "as the params are", _size)
 
 
 def check_memory(new: PyTree, old: PyTree) -> None:
@@ -184,9 +181,19 @@ def _check_reduce(name: str, sent: PyTree, how: str) -> None:
             )
 
 
-def _check_alike(name: str, tree: PyTree, expected: PyTree, why: str) -> None:
-    """Check that a tree has the structure, shapes and dtypes of another one."""
-    found, wanted = (jax.tree.map(_shape, each) for each in (tree, expected))
+def _size(leaf) -> str:
+    return str(list(jnp.shape(leaf)))
+
+
+def _shape(leaf) -> str:
+    return f"{jnp.result_type(leaf)}{list(jnp.shape(leaf))}"
+
+
+def _check_alike(
+    name: str, tree: PyTree, expected: PyTree, why: str, of: Callable[[Any], str] = _shape
+) -> None:
+    """Check that a tree has the structure of another one, and leaves that are alike in ``of``."""
+    found, wanted = (jax.tree.map(of, each) for each in (tree, expected))
     if jax.tree.flatten(found) != jax.tree.flatten(wanted):
         where, found, wanted = _first_difference(name, found, wanted)
         raise ValueError(f"{where} is {found}; it must be {wanted}, {why}.")
@@ -203,11 +210,3 @@ def _first_difference(name: str, tree: PyTree, other: PyTree) -> tuple[str, PyTr
         if leaf != wanted
     )
     return next(different, (name, tree, other))  # such as a list in place of a tuple
-
-
-def _size(leaf) -> str:
-    return str(list(jnp.shape(leaf)))
-
-
-def _shape(leaf) -> str:
-    return f"{jnp.result_type(leaf)}{list(jnp.shape(leaf))}"

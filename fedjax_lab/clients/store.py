@@ -6,6 +6,7 @@
 ``window_rows``.
 """
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -116,6 +117,7 @@ def sharded_rows(mesh: Mesh) -> Rows:
         axis divides the rows themselves, like the model.
     """
     split, same, devices = PartitionSpec(AXIS), PartitionSpec(), mesh.shape[AXIS]
+    spread = functools.partial(jax.shard_map, mesh=mesh, check_vma=False)
 
     def own(ids, table):
         """Return (positions in this device's share, which ids are there)."""
@@ -144,14 +146,8 @@ def sharded_rows(mesh: Mesh) -> Rows:
             rows = jax.tree.map(lambda table: table.at[place].get(mode="clip"), clients)
             return send_rows(rows, send, devices)
 
-        spread = jax.shard_map(
-            on_device,
-            mesh=mesh,
-            in_specs=(divided(clients), same),
-            out_specs=divided(clients),
-            check_vma=False,
-        )
-        return spread(clients, client_ids)
+        specs = divided(clients)
+        return spread(on_device, in_specs=(specs, same), out_specs=specs)(clients, client_ids)
 
     def put(clients, client_ids, rows, participates):
         def on_device(clients, ids, rows, participates):
@@ -165,14 +161,10 @@ def sharded_rows(mesh: Mesh) -> Rows:
 
             return jax.tree.map(one, clients, send_rows(rows, send, devices))
 
-        spread = jax.shard_map(
-            on_device,
-            mesh=mesh,
-            in_specs=(divided(clients), same, divided(rows), same),
-            out_specs=divided(clients),
-            check_vma=False,
-        )
-        return spread(clients, client_ids, rows, participates)
+        specs = divided(clients)
+        in_specs = (specs, same, divided(rows), same)
+        put_rows = spread(on_device, in_specs=in_specs, out_specs=specs)
+        return put_rows(clients, client_ids, rows, participates)
 
     return Rows(take, put, take)
 

@@ -11,7 +11,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from fedjax_lab import tree
 from fedjax_lab.checks import check_choice, check_int, is_traced
 from fedjax_lab.clients.metrics import takes_mask
-from fedjax_lab.clients.model_axis import divided_over, on_mesh, shard_largest
+from fedjax_lab.clients.model_axis import divided_over, on_mesh
 from fedjax_lab.clients.sources import on_any_device
 from fedjax_lab.data import FederatedArrays
 from fedjax_lab.data.dtypes import to_device
@@ -305,7 +305,7 @@ def on_all_devices(
             processes.agree({"the evaluation's examples": hash_arrays(processes.local(resident))})
             return processes.put(resident, everywhere)
         data, frozen = resident
-        return jax.device_put(data, everywhere), on_mesh(frozen, mesh, shard_largest)
+        return jax.device_put(data, everywhere), on_mesh(frozen, mesh, divide=True)
 
     @functools.lru_cache(maxsize=4)
     def compiled_by_all(mesh, structure, kinds):
