@@ -24,8 +24,7 @@ from typing import Unpack
 
 from fedjax_lab import tree
 from fedjax_lab.algorithms.factory import Common, LocalTraining, factory, takes_common
-from fedjax_lab.algorithms.hyper import at_round
-from fedjax_lab.algorithms.server import ParamsServer, broadcast_params
+from fedjax_lab.algorithms.server import ParamsServer, ServerSGD, broadcast_params
 from fedjax_lab.checks import check_choice, check_int, check_number
 from fedjax_lab.clients.leaves import (
     Leaves,
@@ -73,7 +72,7 @@ def fedbabu(
     check_choice("fine_tune", fine_tune, ("all", "head"))
     if fine_tune_lr is not None:
         check_number("fine_tune_lr", fine_tune_lr, minimum=0.0)
-    training = LocalTraining(loss_fn, **common)
+    training, server_sgd = LocalTraining(loss_fn, **common), ServerSGD(server_lr)
 
     def steps(params, batch, head_steps, lr=None):
         """Run local steps: the first ones move the head, the others the body."""
@@ -90,10 +89,9 @@ def fedbabu(
         return {"delta": body}, row, local.report
 
     def server_update(server, messages, cohort):
-        delta = messages["delta"]
         body, frozen = split(server.params, head)
-        body = tree.descend(body, at_round(server_lr, cohort.round), delta)
-        return ParamsServer(join(body, frozen)), {"delta_norm": tree.norm(delta)}
+        new, metrics = server_sgd(ParamsServer(body), messages, cohort)
+        return ParamsServer(join(new.params, frozen)), metrics
 
     def tuned(params, batch):
         if fine_tune == "head":

@@ -82,9 +82,10 @@ def fednova(
     training = LocalTraining(loss_fn, **common)
     has_buffer = not is_plain_zero(server_momentum)
 
-    def effective_steps(num_steps, max_steps, round):
-        """Compute A_i of clients that take K_i = ``num_steps`` of at most K steps; 0 for none."""
-        shrink = 1 - jnp.asarray(training.rate(round) * at_round(prox_weight, round), float)
+    def effective_steps(of):
+        """Compute A_i of a client's batch, or of a cohort's clients; 0 for one without steps."""
+        rate = training.rate(of.round) * at_round(prox_weight, of.round)
+        shrink = 1 - jnp.asarray(rate, float)
 
         def one_more(carry, _):
             velocity, effective = carry
@@ -93,8 +94,8 @@ def fednova(
             return (velocity, effective), effective
 
         zero = jnp.zeros_like(shrink)
-        _, after = jax.lax.scan(one_more, (zero, zero), length=max_steps)
-        return jnp.concatenate([zero[None], after])[num_steps]
+        _, after = jax.lax.scan(one_more, (zero, zero), length=of.max_steps)
+        return jnp.concatenate([zero[None], after])[of.num_steps]
 
     def start(params, num_clients, batch):
         return FedNovaServer(params, tree.zeros_like(params) if has_buffer else ()), ()
@@ -110,15 +111,12 @@ def fednova(
 
         lr = training.rate(batch.round)
         local = training.steps(x, batch, direction, lr=lr, memory=tree.zeros_like(x))
-        per_step = tree.safe_divide(
-            1.0, effective_steps(batch.num_steps, batch.max_steps, batch.round)
-        )
+        per_step = tree.safe_divide(1.0, effective_steps(batch))
         delta = tree.scale(tree.subtract(x, local.params), per_step)
         return {"delta": delta}, row, local.report
 
     def server_update(server, messages, cohort):
-        steps = effective_steps(cohort.num_steps, cohort.max_steps, cohort.round)
-        mean_steps = (cohort.weights * steps).sum()
+        mean_steps = (cohort.weights * effective_steps(cohort)).sum()
         step = tree.scale(messages["delta"], mean_steps)
         rate, buffer = at_round(server_lr, cohort.round), ()
         if has_buffer:

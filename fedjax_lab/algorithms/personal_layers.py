@@ -36,8 +36,8 @@ import jax.numpy as jnp
 
 from fedjax_lab import tree
 from fedjax_lab.algorithms.factory import Common, LocalTraining, factory
-from fedjax_lab.algorithms.hyper import at_round
 from fedjax_lab.algorithms.own_models import OWN_ROW, own_row
+from fedjax_lab.algorithms.server import ParamsServer, ServerSGD
 from fedjax_lab.checks import check_int
 from fedjax_lab.clients.leaves import (
     Leaves,
@@ -175,7 +175,7 @@ def _layers(name, training, server_lr, personal, steps=None):
     check_leaves("personal", personal)
     if personal == "all":
         return _alone(name, training)
-    steps = steps or training.steps
+    steps, server_sgd = steps or training.steps, ServerSGD(server_lr)
 
     def start(params, num_clients, batch):
         check_some(name, "personal", personal, params)
@@ -191,9 +191,8 @@ def _layers(name, training, server_lr, personal, steps=None):
         return {"delta": tree.subtract(shared, new_shared)}, new_own, local.report
 
     def server_update(server, messages, cohort):
-        delta = messages["delta"]
-        shared = tree.descend(server.shared, at_round(server_lr, cohort.round), delta)
-        return LayersServer(shared), {"delta_norm": tree.norm(delta)}
+        new, metrics = server_sgd(ParamsServer(server.shared), messages, cohort)
+        return LayersServer(new.params), metrics
 
     def params_of_client(state, client):
         return join(state.server.shared, own_row(state, client))
