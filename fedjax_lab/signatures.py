@@ -66,34 +66,30 @@ def spell_out(
     )
 
 
-def show(function: Callable[..., Any], signature: inspect.Signature) -> None:
-    """Set the signature that ``help`` and type hints show for a function.
+def show(
+    function: Callable[..., Any],
+    signature: inspect.Signature,
+    shared: Mapping[str, str],
+    raises: str | None = None,
+) -> None:
+    """Set the signature that ``help`` and type hints show for a function, and complete its help.
+
+    The section ``Args`` of its docstring, if it has one, gets all arguments of the signature, in
+    order.
 
     Args:
-      function: the function.
+      function: the function; its own description of an argument takes precedence.
       signature: the signature, with annotations.
+      shared: argument -> its lines under ``Args``.
+      raises: the section ``Raises`` for a docstring that has none.
     """
     function.__signature__ = signature  # type: ignore[attr-defined]
     hints = {name: p.annotation for name, p in signature.parameters.items()}
     hints["return"] = signature.return_annotation
     function.__annotations__ = {k: v for k, v in hints.items() if v is not inspect.Signature.empty}
-
-
-def complete_doc(
-    doc: str,
-    signature: inspect.Signature,
-    shared: Mapping[str, str],
-    raises: str | None = None,
-) -> str:
-    """Complete the section ``Args`` of a docstring with all arguments of a signature, in order.
-
-    Args:
-      doc: the docstring; its own description of an argument takes precedence over the shared one.
-      signature: the arguments.
-      shared: argument -> its lines under ``Args``.
-      raises: the section ``Raises`` for a docstring that has none.
-    """
-    sections = _sections(inspect.cleandoc(doc))
+    if not function.__doc__:
+        return
+    sections = _sections(inspect.cleandoc(function.__doc__))
     entries = {**shared, **_entries(sections.pop("Args", ""))}
     # One entry may describe several arguments; it appears once.
     args = dict.fromkeys(entries[name] for name in signature.parameters if name in entries)
@@ -101,7 +97,8 @@ def complete_doc(
     if raises is not None:
         sections.setdefault("Raises", raises)
     sections = {"Args": textwrap.indent("\n".join(args), "  "), **sections}
-    return "\n\n".join([text, *(f"{title}:\n{body}" for title, body in sections.items())])
+    parts = [text, *(f"{title}:\n{body}" for title, body in sections.items())]
+    function.__doc__ = "\n\n".join(parts)
 
 
 def described(options: Any) -> dict[str, str]:

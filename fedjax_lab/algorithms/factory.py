@@ -43,7 +43,6 @@ from fedjax_lab.round import Phase
 from fedjax_lab.signatures import (
     SYNONYMS,
     check_flags,
-    complete_doc,
     described,
     other_arguments,
     show,
@@ -288,9 +287,7 @@ def _checked(function: Factory, call: Callable[[inspect.BoundArguments], Any]) -
         return call(given)
 
     if has_common:
-        show(wrapper, signature)
-        if wrapper.__doc__:
-            wrapper.__doc__ = _with_shared(wrapper.__doc__, signature)
+        show(wrapper, signature, _shared(signature), _RAISES)
     return wrapper  # type: ignore[return-value]
 
 
@@ -375,11 +372,11 @@ def _check_loss(method: str, given: Any) -> None:
         )
 
 
-def _with_shared(doc: str, signature: inspect.Signature) -> str:
-    """Complete a docstring with the shared arguments; its own descriptions have priority."""
+def _shared(signature: inspect.Signature) -> dict[str, str]:
+    """Return argument -> what a docstring says of it unless it has a description of its own."""
     shared = described(Common) | {name: f"{name}: {text}" for name, text in _SHARED.items()}
     server_lr = signature.parameters.get("server_lr")
     if server_lr is not None:
         required = server_lr.default is inspect.Parameter.empty
         shared["server_lr"] += "." if required else f"; {server_lr.default} by default."
-    return complete_doc(doc, signature, shared, _RAISES)
+    return shared

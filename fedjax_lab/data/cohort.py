@@ -35,14 +35,7 @@ from fedjax_lab.data.local_work import LocalWork
 from fedjax_lab.data.sampler import check_key, round_keys
 from fedjax_lab.data.streams import AnyClients, check_clients, check_resident, replace_index
 from fedjax_lab.machine.keys import compact, plain, threefry
-from fedjax_lab.signatures import (
-    complete_doc,
-    described,
-    show,
-    spell_out,
-    suggest_keywords,
-    unknown,
-)
+from fedjax_lab.signatures import described, show, spell_out, suggest_keywords, unknown
 from fedjax_lab.types import CohortBatch, Key
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -418,9 +411,7 @@ def scheduled(function: Function) -> Function:
     """
     own = inspect.signature(function)
     signature = spell_out(own, "schedule", ScheduleOptions, Schedule._field_defaults)
-    if function.__doc__:
-        function.__doc__ = complete_doc(function.__doc__, signature, described(ScheduleOptions))
-    show(function, signature)
+    show(function, signature, described(ScheduleOptions))
     return suggest_keywords(function)
 
 
