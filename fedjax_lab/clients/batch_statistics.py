@@ -24,6 +24,7 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
 from fedjax_lab.checks import warn
 from fedjax_lab.clients.metrics import apply_loss, original_of
 from fedjax_lab.machine.target import tracing_with
+from fedjax_lab.models.axis_order import ELEMENTWISE
 from fedjax_lab.models.batch_norm import running_statistics
 from fedjax_lab.types import Key, LossFn, Params, PyTree
 
@@ -52,14 +53,7 @@ class _Other(NamedTuple):
 _STATISTIC, _UNKNOWN = _Other(True), _Other(False)
 _Value = _Along | _Other | None  # None: it does not depend on the examples, or not on padding
 _CALLS = {"jit", "pjit", "custom_jvp_call", "custom_vjp_call", "remat2", "checkpoint"}
-_SAME = {"copy", "name", "optimization_barrier", "reduce_precision", "stop_gradient"}
-_ELEMENTWISE = {
-    *("abs", "add", "add_any", "and", "ceil", "clamp", "convert_element_type", "cos", "div", "eq"),
-    *("erf", "erf_inv", "erfc", "exp", "exp2", "expm1", "floor", "ge", "gt", "integer_pow"),
-    *("is_finite", "le", "log", "log1p", "logistic", "lt", "max", "min", "mul", "ne", "neg", "not"),
-    *("or", "pow", "rem", "round", "rsqrt", "select_n", "sign", "sin", "sqrt", "square", "sub"),
-    *("tanh", "xor"),
-}
+_SAME = {"optimization_barrier", "stop_gradient"}
 _WEIGHTING = {"mul", "and", "select_n"}
 _REDUCTIONS = ("reduce_max", "reduce_min", "reduce_and", "reduce_or", "argmax", "argmin")
 # Losses that were examined, for padding and for examples alone.
@@ -166,8 +160,6 @@ def _results(eqn: JaxprEqn, values: list[_Value]) -> list[_Value]:
         if other in values:
             return [other] * number
     rule = _RULES.get(name)
-    if rule is None and name in _ELEMENTWISE:
-        rule = _elementwise
     found = _UNKNOWN if rule is None else rule(eqn, values)
     return [found] * number
 
@@ -315,6 +307,7 @@ def _gather(eqn, values):
 
 
 _RULES: dict[str, Callable[[JaxprEqn, list[Any]], _Value]] = {
+    **dict.fromkeys(ELEMENTWISE, _elementwise),
     "reduce_sum": _sum,
     "psum": _sum,
     **dict.fromkeys(_REDUCTIONS, _reduction),

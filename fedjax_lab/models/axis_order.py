@@ -203,7 +203,8 @@ def _groups(old: Sequence[int], new: Sequence[int]) -> list[tuple[list[int], lis
     return groups
 
 
-_ELEMENTWISE = (
+# Operations on each number of an array alone.
+ELEMENTWISE = (
     *("abs", "acos", "acosh", "add", "add_any", "and", "asin", "asinh", "atan", "atan2"),
     *("atanh", "cbrt", "ceil", "clamp", "convert_element_type", "copy", "copy_p", "cos"),
     *("cosh", "digamma", "div", "eq", "erf", "erf_inv", "erfc", "exp", "exp2", "expm1"),
@@ -213,7 +214,7 @@ _ELEMENTWISE = (
     *("square", "sub", "tan", "tanh", "xor"),
 )
 _RULES: Mapping[str, Callable[..., list[Any] | None]] = {
-    **dict.fromkeys(_ELEMENTWISE, _elementwise),
+    **dict.fromkeys(ELEMENTWISE, _elementwise),
     **dict.fromkeys(
         (
             *("reduce_sum", "reduce_max", "reduce_min", "reduce_prod", "reduce_and", "reduce_or"),

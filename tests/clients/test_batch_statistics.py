@@ -96,6 +96,7 @@ def centred(params, e, key):
 W = {"w": jax.ShapeDtypeStruct((F, 4), jnp.float32)}
 STATISTICS = {
     "mean": own(by_mean),
+    "arc tangents": own(lambda h: by_mean(jnp.arctan(h))),
     "variance": own(lambda h: h / jnp.sqrt(h.var(0, keepdims=True) + 1)),
     "product": own(by_product),
     "covariance": own(lambda h: h @ (h.T @ h)),
