@@ -123,10 +123,6 @@ def _participation(
     participates = batch.client_ids < num_clients
     step_mask, num_steps = None, jnp.full(slots, max_steps, jnp.int32)
     skips = slots % multiple or batch.num_steps is not None or batch.participates is not None
-    if not skips and batch.example_mask is not None:
-        num_steps = batch.example_mask.any(-1).sum(-1, dtype=jnp.int32)
-        num_steps = jnp.where(participates, num_steps, 0)
-        participates = num_steps > 0
     if skips:
         if batch.participates is not None:
             participates = participates & batch.participates
@@ -137,6 +133,10 @@ def _participation(
             step_mask = step_mask & batch.example_mask.any(-1)
         num_steps = step_mask.sum(-1, dtype=jnp.int32)
         participates = participates & (num_steps > 0)
+    elif batch.example_mask is not None:
+        num_steps = batch.example_mask.any(-1).sum(-1, dtype=jnp.int32)
+        num_steps = jnp.where(participates, num_steps, 0)
+        participates = num_steps > 0
     weights = jnp.ones(slots) if batch.weights is None else batch.weights
     weights = jnp.where(participates, weights, 0).astype(jnp.result_type(float))
     total_weight = weights.sum()

@@ -20,6 +20,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from fedjax_lab.checks import errors_about
 from fedjax_lab.tree import path_text
 from fedjax_lab.types import Params, PyTree
 
@@ -155,17 +156,13 @@ def shard_largest(leaf: Any, devices: int) -> PartitionSpec:
 def _specs(values: PyTree, sharding: ParamsSharding, size: int) -> PyTree:
     if sharding is None:
         return jax.tree.map(lambda leaf: shard_largest(leaf, size), values)
-    if not callable(sharding):
-        try:
-            given = jax.tree.broadcast(sharding, values, is_leaf=_is_spec)
-        except ValueError as error:
-            raise ValueError(
-                f"params_sharding has another structure than params: {error}"
-            ) from error
-    else:
+    if callable(sharding):
         given = jax.tree_util.tree_map_with_path(
             lambda p, leaf: sharding(path_text(p), leaf), values
         )
+    else:
+        with errors_about("params_sharding has another structure than params", ValueError):
+            given = jax.tree.broadcast(sharding, values, is_leaf=_is_spec)
     return jax.tree_util.tree_map_with_path(
         lambda path, leaf, spec: _checked(path_text(path), leaf, spec, size), values, given
     )
