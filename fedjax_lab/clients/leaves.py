@@ -37,16 +37,16 @@ WORDS: dict[str, Callable[[str], bool]] = {
 }
 
 
-def check_leaves(argument: str, leaves: Leaves) -> Leaves:
-    """Check that ``leaves`` selects paths, and return it.
+def check_leaves(argument: str, leaves: Leaves) -> None:
+    """Check that ``leaves`` selects paths.
 
     Raises:
       TypeError: it is none of these.
       ValueError: it is no regular expression.
     """
+    if callable(leaves):
+        return
     if not isinstance(leaves, str):
-        if callable(leaves):
-            return leaves
         raise TypeError(
             f"{argument} is {leaves!r}; it must be one of {', '.join(WORDS)}, a regular expression "
             "for the paths of leaves, or a function of a path."
@@ -55,7 +55,6 @@ def check_leaves(argument: str, leaves: Leaves) -> Leaves:
         re.compile(leaves)
     except re.error as error:
         raise ValueError(f"{argument} is {leaves!r}, no regular expression: {error}.") from None
-    return leaves
 
 
 def check_some(method: str, argument: str, leaves: Leaves, params: Params) -> None:
