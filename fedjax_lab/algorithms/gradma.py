@@ -118,7 +118,6 @@ def gradma_w(
         server_lr,
         Correction(margin, qp_scope, qp_solver),
         corrects_client=True,
-        memory=None,
         keep_local_model=keep_local_model,
     )
 
@@ -163,7 +162,7 @@ def gradma_s(
 
 
 def _gradma(
-    name, training, server_lr, correction, *, corrects_client, memory, keep_local_model=False
+    name, training, server_lr, correction, *, corrects_client, memory=None, keep_local_model=False
 ):
     """Build one of the three methods; each half is corrected or plain (a server without memory)."""
     if memory is not None:
