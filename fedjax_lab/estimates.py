@@ -5,6 +5,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 _LONG = 1e9  # such as a loss that is about to diverge; all its digits would say nothing
+_MANY_DECIMALS = 12  # beyond these, of tiny errors, powers of ten
 NOTHING = "-"  # in a table, for a value that does not exist
 
 
@@ -55,13 +56,13 @@ def standard_errors(n: int) -> float:
 
 
 def decimals(values: Iterable[float]) -> int:
-    """Return the decimals that show three digits of the smallest value, at least two, at most 12.
+    """Return the decimals that show three digits of the smallest value, at least two.
 
     Args:
       values: any; NaN and 0 do not count.
     """
     sizes = [abs(value) for value in values if math.isfinite(value) and value != 0]
-    return min(max(2, 2 - math.floor(math.log10(min(sizes)))), 12) if sizes else 2
+    return max(2, 2 - math.floor(math.log10(min(sizes)))) if sizes else 2
 
 
 def digits_of(values: Iterable[float], is_error: bool) -> int:
@@ -92,7 +93,8 @@ def format_estimate(value: Estimate, digits: int) -> str:
     """
     if math.isnan(value.mean):
         return NOTHING
-    form = f"z,.{digits}f" if abs(value.mean) < _LONG else ".3g"  # z: no minus before a zero
+    is_plain = abs(value.mean) < _LONG and digits <= _MANY_DECIMALS
+    form = f"z,.{digits}f" if is_plain else ".3g"  # z: no minus before a zero
     text = f"{value.mean:{form}}"
     if value.half_width is None:
         return text

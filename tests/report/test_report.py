@@ -408,6 +408,19 @@ def test_estimates_as_text():
     assert format_estimate(Estimate(math.nan, math.nan, 2), 2) == "-"
 
 
+def test_errors_too_small_for_decimals_are_powers_of_ten(tmp_path):
+    for path, errors in (("a", (8.4e-14, 5.2e-14)), ("b", (0.0931, 0.1418))):
+        for seed, error in enumerate(errors):
+            more = {"mean_squared_error": 5 * error}  # in round 5
+            write_run(tmp_path / f"{path}{seed}", [0.1], algorithm=path, seed=seed, more=more)
+    head, tiny, small = accuracy_table(groups_of(tmp_path))
+    place = head.index("last mean squared error")
+    # t(0.975, 1) = 12.706 standard errors, which are half the difference of two values.
+    assert tiny[place] == f"{6.8e-14:.3g} ± {12.7062 * 1.6e-14:.3g}"
+    assert small[place] == f"{0.11745:.3g} ± {12.7062 * 0.02435:.3g}"
+    assert run_table(groups_of(tmp_path))[1][-1] == "8.4e-14"
+
+
 def test_the_report_states_target_settings_and_versions(tmp_path):
     a = write_run(tmp_path / "a", seed=0)
     b = write_run(tmp_path / "b", seed=1, versions={"jax": "9.9"})
