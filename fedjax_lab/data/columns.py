@@ -104,7 +104,7 @@ def read_columns(
             column = found[argument, name]
             if isinstance(column.values, Text):
                 used[name] = _values_of(name, column.values, chosen, given)
-                parts.append(_codes(argument, name, column.values, chosen, used[name]))
+                parts.append(_codes(table, argument, name, column.values, chosen, used[name]))
                 continue
             numbers, marks = column.values, column.marks
             _check_numbers(argument, name, numbers)
@@ -255,20 +255,27 @@ def _values_of(name: Any, text: Text, chosen: np.ndarray, given: Categories) -> 
 
 
 def _codes(
-    argument: str, name: Any, text: Text, chosen: np.ndarray, values: Sequence[str]
+    table: Table,
+    argument: str,
+    name: Any,
+    text: Text,
+    chosen: np.ndarray,
+    values: Sequence[str],
 ) -> np.ndarray:
     """Encode the chosen rows of a text column as int32, by the places of its values."""
     codes, places = text.codes[chosen], {value: place for place, value in enumerate(values)}
-    table = np.zeros(len(text.distinct), np.int32)
+    place_of = np.zeros(len(text.distinct), np.int32)
     for code in np.unique(codes):
         value = text.distinct[code]
         if value not in places:
+            row = int(np.flatnonzero(chosen & (text.codes == code))[0])
             raise ValueError(
                 f"{argument}: the column {name!r} has the value {value!r}, which is not in "
-                f"categories[{name!r}]: {', '.join(map(str, values[:10]))}."
+                f"categories[{name!r}]: {', '.join(map(str, values[:10]))}. The first is in "
+                f"{table.where(row)}."
             )
-        table[code] = places[value]
-    return table[codes]
+        place_of[code] = places[value]
+    return place_of[codes]
 
 
 def _check_exact(argument: str, name: Any, part: np.ndarray) -> None:

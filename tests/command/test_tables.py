@@ -217,6 +217,16 @@ def test_a_later_file_has_the_first_ones_task(folder):
         later_of(small(ill=doses))
 
 
+def test_a_class_of_the_later_file_alone_has_a_place(folder):
+    write("train.csv", **small(ill=["no", "yes"] * 4))
+    write("later.csv", **small(ill=["no", "yes"] * 3 + ["maybe", "no"]))
+    message = (
+        r"'ill' has the value 'maybe', .*: no, yes\. The first is in row 6 \(line 8 of later.csv"
+    )
+    with pytest.raises(ValueError, match=message):
+        table_of(dataset="csv:train.csv", target=("ill",), test_split="later.csv")
+
+
 def test_columns_of_categories_and_missing_values(folder):
     write("train.csv", **small(age=["0123", "99"] * 4, ill=[0, 1] * 3 + ["?", 1]))
     about = {"dataset": "csv:train.csv", "target": ("ill",), "test_split": "examples:0.5"}
