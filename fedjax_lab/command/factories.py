@@ -21,9 +21,13 @@ from fedjax_lab.data import DATASETS
 from fedjax_lab.data.sources import SCHEMES, TABLES
 from fedjax_lab.models import MODELS, Model, from_linen
 
+_TABLES = {
+    "csv:FILE": "a table, with --target and --client, the columns of targets and of clients' ids",
+    "parquet:FILE": "the same of a Parquet file",
+}
 # Setting -> its names in this package.
 BUILT_IN: dict[str, Mapping[str, Any]]
-BUILT_IN = {"algorithm": ALGORITHMS, "model": MODELS, "dataset": DATASETS}
+BUILT_IN = {"algorithm": ALGORITHMS, "model": MODELS, "dataset": {**DATASETS, **_TABLES}}
 
 
 def is_own(setting: str, name: str) -> bool:

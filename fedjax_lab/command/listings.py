@@ -10,7 +10,7 @@ from fedjax_lab.algorithms import ALGORITHMS, PUBLISHED
 from fedjax_lab.algorithms.factory import Common
 from fedjax_lab.checks import check_choice
 from fedjax_lab.command import catalogue
-from fedjax_lab.command.factories import describe_offered
+from fedjax_lab.command.factories import BUILT_IN, describe_offered
 from fedjax_lab.command.options import (
     SERVER_OPTIMIZERS,
     defaults_of,
@@ -19,13 +19,8 @@ from fedjax_lab.command.options import (
 )
 from fedjax_lab.command.settings import NATURAL
 from fedjax_lab.compressors.by_name import COMPRESSORS, describe
-from fedjax_lab.data import DATASETS, PARTITIONS
+from fedjax_lab.data import PARTITIONS
 from fedjax_lab.models import MODELS
-
-TABLES = {
-    "csv:FILE": "a table, with --target and --client, the columns of targets and of clients' ids",
-    "parquet:FILE": "the same of a Parquet file",
-}
 
 
 def algorithms(*, markdown: bool = False) -> str:
@@ -86,7 +81,7 @@ def models() -> str:
 
 def datasets() -> str:
     """List the data sets."""
-    rows = {**DATASETS, **TABLES}
+    rows = dict(BUILT_IN["dataset"])
     for name, where, function in describe_offered("dataset"):
         rows[name] = where if function is None else f"{_first_line(function)} ({where})"
     return _pairs(rows)

@@ -37,7 +37,6 @@ from fedjax_lab.simulation.rounds import keep_chunks
 from fedjax_lab.storage.fingerprint import add_bits
 from fedjax_lab.types import Key, LossFn, Params
 
-_MANY_CLASSES = 1000
 _OUTLIER = 1000  # times the median client's largest value
 _EVALUATED = 1000  # examples of an evaluation's step
 _MAX_LOGITS = 2**25  # of such a step, of text: 128 MiB
@@ -117,7 +116,8 @@ def build(
         outputs = _regressed(config, train)
     else:
         outputs = given.classes or data.num_classes(train)
-        _warn_of_unused_outputs(train, kind, outputs)
+        if kind == "classes":
+            _check_labels(config, train, outputs)
     _check_model(config, kind)
     _check_flipped_labels(config, outputs, kind)
     with said_of("partition", config.data.partition):
@@ -324,13 +324,19 @@ def _regressed(config: RunConfig, train: data.Examples) -> int:
     return train.y.shape[1] if train.y.ndim > 1 else 1
 
 
-def _warn_of_unused_outputs(train: data.Examples, kind: str, outputs: int) -> None:
-    """Warn of labels that are no numbers of classes, such as postal codes."""
-    used = len(np.unique(train.y)) if kind == "classes" and outputs > _MANY_CLASSES else outputs
-    if used < outputs / 10:
+def _check_labels(config: RunConfig, train: data.Examples, outputs: int) -> None:
+    """Check that there are two classes, and warn of labels that no training example has."""
+    if outputs < 2:
+        raise ValueError(
+            f"{config.data.dataset}: every label is 0; a classification needs two classes, 0 and 1."
+        )
+    used = np.unique(train.y)
+    if len(used) < outputs:
+        absent = np.setdiff1d(np.arange(len(used) + 1), used)[0]
         warn(
-            f"the labels are up to {outputs - 1}, and only {used} of these numbers occur. The "
-            "model has an output for each number from 0; number the classes 0, 1, 2, ...",
+            f"the labels are up to {outputs - 1}, and only {len(used)} of these numbers occur in "
+            f"the training data; {absent}, for example, does not. The model has an output for each "
+            "number from 0; number the classes 0, 1, 2, ...",
         )
 
 

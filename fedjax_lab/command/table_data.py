@@ -281,7 +281,7 @@ def _read(
         of = "" if first is None else f" in test_split {settings.test_split!r}"
         raise ValueError(
             f"task is 'classification' and target {settings.target} holds floats{of}; it must be "
-            "one column of integers from 0, or of text."
+            "one column of integers from 0, or of text, or of a CSV file and named in --categories."
         )
     return found._replace(examples=data.Examples(found.examples.x, y))
 

@@ -224,11 +224,23 @@ def test_a_client_that_spoils_the_normalisation_is_named():
         build(config, (Examples(x, y), test))
 
 
-def test_labels_that_are_no_numbers_of_classes_are_told():
+@pytest.mark.parametrize(
+    ("labels", "message"),
+    [
+        ((0, 1200), "labels are up to 1200, and only 2 of these numbers occur .*; 1, for example"),
+        ((1, 2), "labels are up to 2, and only 2 of these numbers occur .*; 0, for example"),
+        ((0, 0), None),
+    ],
+)
+def test_labels_that_are_no_numbers_of_classes_are_told(labels, message):
     x = np.zeros((40, 3, 3, 1), np.float32)
-    y = np.where(np.arange(40) % 2, 1200, 0).astype(np.int32)
+    y = np.array(labels, np.int32)[np.arange(40) % 2]
     config = RunConfig.of(num_clients=4, cohort_size=2, partition="iid", client_map="scan")
-    with pytest.warns(UserWarning, match="labels are up to 1200, and only 2 of these numbers"):
+    if message is None:
+        with pytest.raises(ValueError, match=r"digits: every label is 0; .* needs two classes"):
+            build(config, (Examples(x, y), Examples(x, y)))
+        return
+    with pytest.warns(UserWarning, match=message):
         build(config, (Examples(x, y), Examples(x, y)))
 
 

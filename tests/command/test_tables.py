@@ -364,6 +364,7 @@ def test_rows_without_clients_are_divided_by_a_scheme(folder, capsys):
         ([*OF_NUMBERS, "--test-split", "clients:10"], "held_out is 10; it must be between"),
         ([*OF_NUMBERS, "--task", "classify"], "task is 'classify'; it must be one of"),
         ([*OF_NUMBERS, "--task", "classification"], "holds floats; it must be one"),
+        (["--dataset", "users.csv"], "one of cifar10, cifar100, cifar100:PATH, cifar10:PATH, csv:"),
         ([*TABLE, "--target", "group", "--task", "regression"], "a column of text; it must be"),
     ],
 )
