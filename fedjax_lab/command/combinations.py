@@ -12,7 +12,7 @@ from fedjax_lab.command.config_file import convert, kinds_of, read_settings
 from fedjax_lab.command.options import algorithm_options, parse_options
 from fedjax_lab.descriptions import format_value
 from fedjax_lab.simulation.sweep_points import check_seeds
-from fedjax_lab.storage.run_dir import renamed_settings
+from fedjax_lab.storage.run_dir import CONFIG, renamed_settings
 
 Lists = Mapping[str, tuple[Any, ...]]  # setting -> its values
 _PLAIN = {str, int, float, type(None)}
@@ -63,13 +63,18 @@ def list_runs(settings: RunConfig, lists: Lists, seeds: Sequence[int] = ()) -> l
 
     Raises:
       ValueError, TypeError: as ``RunConfig.resolve``; an option is not one of all methods; a method
-        refuses a wrapper; or two runs would have the same directory.
+        refuses a wrapper; two runs would have the same directory; or ``run_dir`` is a run itself.
     """
     methods = lists.get("algorithm", (settings.method.algorithm,))
     check_shared_options(settings.method.option, methods)
     # Runs that differ in the last names only share a traced method.
     names = sorted(lists, key=lambda name: name == "partition")
     parent, configs = settings.output.run_dir, []
+    if (names or seeds) and parent is not None and (Path(parent) / CONFIG).exists():
+        raise ValueError(
+            f"run_dir is {parent!r}, the directory of one run, inside of which reports read no "
+            "others; several runs need a folder of their own. Choose another."
+        )
     for values in itertools.product(*(lists[name] for name in names)):
         one = settings.replace(**dict(zip(names, values, strict=True)))
         one = one.replace(option=options_of(one.method.option, one.method.algorithm, methods))

@@ -44,6 +44,16 @@ def runs_of(*words):
     return list_runs(command.settings, dict(command.lists), command.seeds)
 
 
+@pytest.mark.parametrize("words", [("--seeds", "0", "1"), ("--algorithm", "fedavg", "scaffold")])
+def test_several_runs_have_no_directory_inside_of_a_run(words, tmp_path):
+    where = ("--run-dir", str(tmp_path))
+    assert len(runs_of(*words, *where)) == 2
+    (tmp_path / "config.json").write_text("{}")
+    assert len(runs_of(*where)) == 1  # which goes on there
+    with pytest.raises(ValueError, match=r"run_dir is .*, the directory of one run, inside of"):
+        runs_of(*words, *where)
+
+
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
     """(the folder of a grid of which a signal stopped the third run, exit status)."""
