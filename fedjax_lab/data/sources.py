@@ -146,9 +146,10 @@ def load(
         if scheme == "tfds":
             return _load_tfds(name, data_dir)
         return _load_text(name, data_dir, of_text)
-    if scheme in TABLES:
+    if scheme in TABLES or Path(name).suffix.lower() in (".csv", ".tsv", ".parquet"):
         raise ValueError(
-            f"name is {name!r}; data.from_table({rest!r}, client=..., x=..., y=...) reads a table."
+            f"name is {name!r}; data.from_table({rest or name!r}, client=..., x=..., y=...) reads "
+            "a table."
         )
     check_choice("name", name, DATASETS)
     if name in _TFDS_ALIASES:

@@ -266,8 +266,9 @@ def test_unknown_names():
         data.load("npz:")
     with pytest.raises(ValueError, match="must be one of"):
         data.load("zip:file")
-    with pytest.raises(ValueError, match=r"data.from_table\('a.csv', client="):
-        data.load("csv:a.csv")
+    for name in ("csv:a.csv", "a.csv"):
+        with pytest.raises(ValueError, match=r"data.from_table\('a.csv', client="):
+            data.load(name)
     for name in (None, 3):
         with pytest.raises(TypeError, match=f"name is {name}, a .*; it must be text, such as 'dig"):
             data.load(name)
