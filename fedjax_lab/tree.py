@@ -412,7 +412,7 @@ def nbytes(tree: PyTree) -> int:
     Args:
       tree: pytree of arrays or of ``jax.ShapeDtypeStruct``.
     """
-    return sum(leaf.size * jnp.dtype(leaf.dtype).itemsize for leaf in jax.tree.leaves(tree))
+    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
 
 
 def safe_divide(numerator: Scalar, denominator: Scalar) -> jax.Array:

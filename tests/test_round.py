@@ -393,6 +393,47 @@ def test_bytes_of_what_is_sent():
     assert compressed.uplink(params) == compressors.int8().bytes(18) + 5
 
 
+def test_a_message_of_pythons_numbers():
+    def client_update(x, row, batch):
+        message, row, report = PLAIN.phases[0].client_update(x, row, batch)
+        return {**message, "one": 1.0, "two": 2}, row, report
+
+    def server_update(server, messages, cohort):
+        server, metrics = PLAIN.phases[0].server_update(server, messages, cohort)
+        return server, {**metrics, "one": messages["one"], "two": messages["two"]}
+
+    algorithm = fedavg_with(
+        client_update=client_update,
+        server_update=server_update,
+        reduce={"delta": "mean", "one": "mean", "two": "sum"},
+        message=lambda params: {"delta": params, "one": jnp.zeros(()), "two": jnp.int32(0)},
+    )
+    _, _, metrics = one_round(algorithm)
+    assert metrics["one"] == 1
+    assert metrics["two"] == 2 * metrics["participants"] > 0
+
+
+def test_a_random_key_may_be_broadcast():
+    """It counts with its bits, and all clients draw the same mask with it."""
+
+    def broadcast(server, round):
+        return server.params, jax.random.fold_in(jax.random.key(0), round)
+
+    def client_update(received, row, batch):
+        params, key = received
+        message, row, report = PLAIN.phases[0].client_update(params, row, batch)
+        mask = jax.random.bernoulli(key, 0.5, (5, 3))
+        return {"delta": {**message["delta"], "W": message["delta"]["W"] * mask}}, row, report
+
+    algorithm = fedavg_with(broadcast=broadcast, client_update=client_update)
+    before, after, _ = one_round(algorithm)
+    _, plain, _ = one_round(fedavg_with())
+    start, ends = before.server.params["W"], (after.server.params["W"], plain.server.params["W"])
+    mask = jax.random.bernoulli(jax.random.fold_in(jax.random.key(0), 0), 0.5, (5, 3))
+    np.testing.assert_allclose(ends[0], jnp.where(mask, ends[1], start), atol=1e-6)
+    assert algorithm.downlink(start) - fedavg_with().downlink(start) == 8
+
+
 def test_rounds_in_which_nothing_travels():
     """Bytes follow the server's own word."""
 

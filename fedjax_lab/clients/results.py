@@ -38,7 +38,7 @@ def check_parts(function: str, returned: Any, *parts: str) -> tuple[Any, ...]:
 
 
 def check_update(returned: Any, reduce: dict[str, str]) -> tuple[dict, PyTree, dict]:
-    """Check what ``client_update`` returned, but for shapes and dtypes, and return it.
+    """Check what ``client_update`` returned, but for shapes and dtypes; return it, as arrays.
 
     Args:
       returned: (message, row, report).
@@ -50,7 +50,7 @@ def check_update(returned: Any, reduce: dict[str, str]) -> tuple[dict, PyTree, d
     message, row, report = check_parts("client_update", returned, "message", "row", "report")
     if message.keys() != reduce.keys():
         raise ValueError(f"message has fields {sorted(message)}, not {sorted(reduce)}.")
-    return message, row, report
+    return jax.tree.map(jnp.asarray, message), row, report
 
 
 def check_served(returned: Any) -> tuple[PyTree, dict[str, Any]]:

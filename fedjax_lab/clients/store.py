@@ -27,10 +27,10 @@ def one_row_per_client(row: PyTree, num_clients: int) -> PyTree:
     """Create a table [N, ...] whose rows all equal ``row``.
 
     Args:
-      row: pytree of arrays [...].
+      row: pytree of arrays [...], or of numbers.
       num_clients: N.
     """
-    return jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (num_clients, *leaf.shape)), row)
+    return jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (num_clients, *jnp.shape(leaf))), row)
 
 
 def zero_row_per_client(params: Params, num_clients: int) -> PyTree:

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from fedjax_lab.checks import check_choice
 from fedjax_lab.data import FederatedArrays
 from fedjax_lab.data.cohort import Schedule
+from fedjax_lab.machine.keys import is_key
 from fedjax_lab.machine.target import LOWERINGS, tracing_with
 from fedjax_lab.round import ON_NONFINITE, Algorithm
 from fedjax_lab.types import CohortBatch, FedState, Key, Params, PyTree
@@ -92,10 +93,22 @@ class Computation:
         return record_cohorts(state, self.schedule, clients)
 
     def shapes(self, clients: FederatedArrays) -> FedState:
-        """Compute the shapes of a state without running anything."""
+        """Compute the shapes of a state without running anything.
+
+        Raises:
+          TypeError: it has typed random keys, which are in no file and no table on the host.
+        """
         if self.state is not None:
             return self.state
-        return jax.eval_shape(self.start, self.params, clients, self.key, self.frozen)
+        state = jax.eval_shape(self.start, self.params, clients, self.key, self.frozen)
+        for path, leaf in jax.tree_util.tree_leaves_with_path(state):
+            if is_key(leaf):
+                raise TypeError(
+                    f"state{jax.tree_util.keystr(path)} of {self.algorithm.name} has typed random "
+                    "keys; the state of a run must be numbers: keep jax.random.key_data(key), and "
+                    "draw with jax.random.wrap_key_data of it."
+                )
+        return state
 
     def chunk_length(self, round: int) -> int:
         """Return the number of rounds of the next chunk."""

@@ -10,7 +10,7 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 from fedjax_lab import algorithms
-from fedjax_lab.clients.store import client_mesh, sharded_rows
+from fedjax_lab.clients.store import client_mesh, one_row_per_client, sharded_rows
 from fedjax_lab.simulation.placement import Request
 
 N, S = 16, 8
@@ -29,6 +29,15 @@ def make_table():
         "count": rng.integers(-9, 9, N).astype(np.int32),
         "half": jnp.asarray(rng.normal(size=(N, 2, 2)), jnp.bfloat16),
         "seen": rng.integers(0, 2, N).astype(bool),
+    }
+
+
+def test_a_row_of_numbers():
+    table = one_row_per_client({"age": 3, "seen": False, "loss": 0.5}, 4)
+    assert jax.tree.map(np.ndarray.tolist, jax.tree.map(np.asarray, table)) == {
+        "age": [3] * 4,
+        "seen": [False] * 4,
+        "loss": [0.5] * 4,
     }
 
 

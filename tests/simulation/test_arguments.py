@@ -1,5 +1,7 @@
 """Wrong arguments are told in one sentence, before anything is compiled; wrong answers at once."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -48,6 +50,21 @@ def nothing_is_compiled(monkeypatch):
 def test_before_anything_is_compiled(nothing_is_compiled, changes, message):
     with pytest.raises((TypeError, ValueError), match=message):
         run(FEDAVG, **changes)
+
+
+@pytest.mark.parametrize("part", ["server", "clients"])
+def test_a_state_with_random_keys(nothing_is_compiled, part):
+    """A round takes them, but no checkpoint and no table on the host could hold them."""
+
+    def start(params, num_clients, batch):
+        server, _ = FEDAVG.start(params, num_clients, batch)
+        keys = jax.random.split(jax.random.key(0), num_clients)
+        return ({"own": server, "key": keys[0]}, ()) if part == "server" else (server, keys)
+
+    own = dataclasses.replace(FEDAVG, start=start, params=lambda state: state.server.params)
+    where = r"state.server\['key'\]" if part == "server" else "state.clients"
+    with pytest.raises(TypeError, match=rf"{where} of .* has typed random keys; .*key_data"):
+        run(own)
 
 
 @pytest.mark.parametrize(
