@@ -113,7 +113,8 @@ class History:
         Args:
           scores: names of what an evaluation returned.
         """
-        return {name: self.rows[-1][name] for name in ("loss", *self.guarantees(0), *scores)}
+        row, names = self.rows[-1], ("loss", *self.guarantees(0), *scores)
+        return {name: row[name] for name in names if name in row}
 
     def account(self, metrics: Mapping[str, Any]) -> Row:
         """Compute the means over a chunk's rounds, and the new totals.

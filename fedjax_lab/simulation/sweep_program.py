@@ -401,7 +401,8 @@ class Group:
         rows = [run.history.rows[-1] for run in self.runs]
         spent = dict.fromkeys(self.runs[0].history.guarantees(0), np.max)
         shown: dict[str, Any] = {**dict.fromkeys(("loss", *scores), np.mean), **spent}
-        return {name: float(of([row[name] for row in rows])) for name, of in shown.items()}
+        there = {name: of for name, of in shown.items() if name in rows[0]}
+        return {name: float(of([row[name] for row in rows])) for name, of in there.items()}
 
     def bytes_of_chunk(self, length: int) -> int:
         """Compile a chunk of rounds; returns the bytes that it needs, or 0 if they are unknown."""

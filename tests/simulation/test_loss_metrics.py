@@ -4,6 +4,8 @@ That they are the right means, for every method and under every mask, is in
 ``tests/algorithms/test_contract.py``.
 """
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,6 +14,7 @@ import pytest
 
 from fedjax_lab import algorithms, build_round, data, report, simulate, sweep, with_dp
 from fedjax_lab.clients.metrics import OWN_METRICS
+from fedjax_lab.clients.resident import gather
 from fedjax_lab.data.cohort import Schedule
 from fedjax_lab.recipes.control_error import build_control_error
 from fedjax_lab.recipes.flatness import loss_surface
@@ -172,6 +175,37 @@ def test_clients_that_report_no_steps_are_told_of():
     own = reporting(algorithms.fedavg(loss_fn, client_lr=0.1), "loss")
     with pytest.raises(ValueError, match="algorithm is fedavg, whose clients report no local_step"):
         run(own)
+
+
+def test_clients_may_have_no_loss():
+    """Each sends the mean of its inputs, and the model is the mean of all inputs."""
+    plain = algorithms.fedavg(loss_fn, client_lr=0.1)
+
+    def client_update(params, row, batch):
+        inputs = gather(batch.full_examples, batch.source).x
+        mean = (inputs * batch.full_mask[:, None]).sum(0) / batch.full_mask.sum()
+        delta = {"w": params["w"] - mean[:, None]}
+        return {"delta": delta}, row, {"local_steps": (batch.num_steps, 1.0)}
+
+    phase = plain.phases[0]._replace(client_update=client_update)
+    algorithm = dataclasses.replace(plain, phases=(phase,))
+    settings = {"full_examples": True, "weights": "examples", "cohort_size": N, "rounds": 2}
+    result = run(algorithm, **settings)
+    mean = np.asarray(make_clients().examples.x, np.float64).mean(0)
+    np.testing.assert_allclose(result.params["w"], np.tile(mean, (3, 1)).T, atol=1e-6)
+    assert "loss" not in result.history[-1]
+    assert result.history[-1]["norm"] == pytest.approx(3 * np.abs(mean).sum(), rel=1e-5)
+    swept = sweep(
+        lambda: algorithm,
+        first_params(),
+        make_clients(),
+        points={},
+        seeds=(0,),
+        local_steps=2,
+        batch_size=4,
+        **settings,
+    )
+    np.testing.assert_allclose(np.squeeze(swept.params["w"]), result.params["w"], atol=1e-6)
 
 
 @pytest.mark.parametrize(
