@@ -94,7 +94,8 @@ class Phase(NamedTuple):
       reduce: field of the message -> how the clients' fields are aggregated:
 
         - "mean": mean with the aggregation weights;
-        - "sum": unweighted sum over the clients that participate;
+        - "sum": unweighted sum over the clients that participate; of integers of less than 32
+          bits, as int32;
         - "stack": [S, ...], not aggregated; ignore the rows of slots that do not participate.
       message: params -> a message, of which only the shapes are used. None: every field has the
         shapes of the params.
@@ -616,10 +617,25 @@ def _check_metrics(metrics: dict[str, Any]) -> None:
             )
 
 
+def _counted(summand: PyTree) -> PyTree:
+    """Convert integers of less than 32 bits, such as signs in int8, whose sum would wrap around."""
+
+    def one(leaf):
+        is_narrow = jnp.issubdtype(leaf.dtype, jnp.integer) and leaf.dtype.itemsize < 4
+        return leaf.astype(jnp.int32) if is_narrow else leaf
+
+    return jax.tree.map(one, summand)
+
+
+def _in_dtype_of(aggregate: jax.Array, like: jax.ShapeDtypeStruct) -> jax.Array:
+    """Convert a mean or a sum to the dtype of the message, but no sum of integers."""
+    return aggregate if jnp.issubdtype(like.dtype, jnp.integer) else aggregate.astype(like.dtype)
+
+
 def _checked(phase: Phase, params: Params) -> Phase:
     """Wrap a phase so that tracing checks the results of its two halves.
 
-    The server gets sums and means in the dtypes of the messages.
+    The server gets sums and means in the dtypes of the messages; of narrow integers, int32.
     """
     expected = phase.message_like(params)
 
@@ -629,11 +645,12 @@ def _checked(phase: Phase, params: Params) -> Phase:
         check_names(report, "client_update")
         check_message(message, expected, phase.reduce)
         check_kept("client_update", "row", new_row, row)
-        return message, new_row, report
+        sums = {name: _counted(message[name]) for name, how in phase.reduce.items() if how == "sum"}
+        return {**message, **sums}, new_row, report
 
     def server_update(server, messages, cohort):
         messages = {
-            name: jax.tree.map(lambda x, like: x.astype(like.dtype), value, expected[name])
+            name: jax.tree.map(_in_dtype_of, value, expected[name])
             if phase.reduce[name] != "stack"
             else value
             for name, value in messages.items()

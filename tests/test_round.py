@@ -413,6 +413,33 @@ def test_a_message_of_pythons_numbers():
     assert metrics["two"] == 2 * metrics["participants"] > 0
 
 
+@pytest.mark.parametrize(("kind", "vote"), [("int8", -1), ("uint8", 1), ("int16", 255)])
+def test_narrow_integers_of_many_clients_are_summed(kind, vote):
+    """300 votes of -1 in int8 added up to -44; a vote in int8 is still sent as one byte."""
+    clients = data.from_clients({i: (np.ones((1, 2)), np.zeros(1)) for i in range(300)})
+
+    def client_update(x, row, batch):
+        return {"votes": jnp.full(2, vote, kind)}, row, {"local_steps": (batch.num_steps, 1.0)}
+
+    def server_update(server, messages, cohort):
+        return server, {"votes": messages["votes"]}
+
+    phase = Phase(
+        lambda server, round: server.params,
+        client_update,
+        server_update,
+        reduce={"votes": "sum"},
+        message=lambda params: {"votes": jnp.zeros(2, kind)},
+    )
+    algorithm = Algorithm("vote", lambda params, n, batch: (Server(params), ()), (phase,))
+    state, key = algorithm.init({"w": jnp.zeros(2)}, 300), jax.random.key(0)
+    batch = data.draw_batch(clients, key, 0, cohort_size=300, local_steps=1, batch_size=1)
+    for client_map in ("vmap", "scan"):
+        _, metrics = build_round(algorithm, client_map)(state, batch)
+        np.testing.assert_array_equal(metrics["votes"], [300 * vote] * 2)
+    assert metrics["bytes_up"] == 300 * 2 * np.dtype(kind).itemsize
+
+
 def test_a_random_key_may_be_broadcast():
     """It counts with its bits, and all clients draw the same mask with it."""
 
