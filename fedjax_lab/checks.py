@@ -359,7 +359,12 @@ def check_channels_last(argument: str, shape: tuple[int, ...]) -> None:
 
 
 def check_scalar_or_schedule(
-    argument: str, value: Any, *, minimum: float = 0.0, maximum: float = math.inf
+    argument: str,
+    value: Any,
+    *,
+    minimum: float = 0.0,
+    maximum: float = math.inf,
+    exclusive_minimum: bool = False,
 ) -> Any:
     """Check a hyperparameter that may be a number, a traced scalar, or a schedule.
 
@@ -371,13 +376,20 @@ def check_scalar_or_schedule(
       value: what was given.
       minimum: least value of a number.
       maximum: largest value of a number.
+      exclusive_minimum: a number must be greater than ``minimum``.
 
     Raises:
       TypeError, ValueError: as ``check_number``, or a schedule returns no number.
     """
     if not callable(value):
         try:
-            return check_number(argument, value, minimum=minimum, maximum=maximum)
+            return check_number(
+                argument,
+                value,
+                minimum=minimum,
+                maximum=maximum,
+                exclusive_minimum=exclusive_minimum,
+            )
         except TypeError as error:
             raise TypeError(
                 f"{argument} is {value!r}; it must be a number, or a schedule: a function of the "

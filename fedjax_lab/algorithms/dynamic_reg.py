@@ -42,7 +42,7 @@ from fedjax_lab import tree
 from fedjax_lab.algorithms.factory import Common, LocalTraining, factory
 from fedjax_lab.algorithms.hyper import at_round
 from fedjax_lab.algorithms.server import ParamsServer, ServerSGD, broadcast_params, keep_server
-from fedjax_lab.checks import check_choice, check_number
+from fedjax_lab.checks import check_choice, check_number, check_scalar_or_schedule
 from fedjax_lab.clients.costs import Costs
 from fedjax_lab.clients.store import one_row_per_client, zero_row_per_client
 from fedjax_lab.round import Algorithm, Phase
@@ -98,7 +98,7 @@ def feddyn(
     Args:
       prox_weight: α, above 0, or a schedule of the round.
     """
-    _check_prox_weight(prox_weight)
+    check_scalar_or_schedule("prox_weight", prox_weight, exclusive_minimum=True)
     training = LocalTraining(loss_fn, **common)
 
     def start(params, num_clients, batch):
@@ -159,7 +159,7 @@ def fedadmm(
       ValueError: a hyper-parameter is out of range, an option is unknown, or ``prev`` is
         "global" in variant W.
     """
-    _check_prox_weight(prox_weight)
+    check_scalar_or_schedule("prox_weight", prox_weight, exclusive_minimum=True)
     check_choice("variant", variant, ("G", "W"))
     check_choice("prev", prev, ("global", "local"))
     if variant == "W" and prev == "global":
@@ -217,7 +217,7 @@ def fedpd(
       prox_weight: ρ, above 0, or a schedule of the round.
       skip_probability: how likely a round is not to communicate, in [0, 1].
     """
-    _check_prox_weight(prox_weight)
+    check_scalar_or_schedule("prox_weight", prox_weight, exclusive_minimum=True)
     check_number("skip_probability", skip_probability, minimum=0.0, maximum=1.0)
     training = LocalTraining(loss_fn, **common)
 
@@ -259,8 +259,3 @@ def fedpd(
         Phase(broadcast_mean, adopt, keep_server, reduce={}),
     )
     return Algorithm("fedpd", start, phases)
-
-
-def _check_prox_weight(prox_weight: ScalarOrSchedule) -> None:
-    if not callable(prox_weight):
-        check_number("prox_weight", prox_weight, minimum=0.0, exclusive_minimum=True)

@@ -40,6 +40,12 @@ def test_hyper_parameters(factory, options, message):
         factory(loss_fn, client_lr=0.1, **options)
 
 
+@pytest.mark.parametrize("name", ["feddyn", "fedadmm", "fedpd"])
+def test_a_schedule_is_checked_when_the_method_is_built(name):
+    with pytest.raises(TypeError, match="prox_weight is <lambda>, a schedule that returns"):
+        getattr(algorithms, name)(loss_fn, client_lr=0.1, prox_weight=lambda round: [0.1, 0.2])
+
+
 def test_a_traced_pair_passes():
     """Its values are not known yet."""
 
