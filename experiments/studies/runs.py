@@ -24,7 +24,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from experiments.studies.fingerprint import fingerprint, specification
+from experiments.studies.fingerprint import fingerprint, is_same, specification
 from experiments.studies.paper_numbers import paper_accuracies
 from experiments.studies.personal import run_personal
 from experiments.studies.study import Column, Method, Point, Scale, Study, as_json, finite
@@ -344,7 +344,8 @@ def with_kept(
 ) -> dict[str, Any]:
     """A study's results, where cells without all seeds are those that were kept before.
 
-    So a few cells can be run again without the run directories of the others.
+    So a few cells can be run again, or with further seeds, without the run directories of the
+    others. A cell of the same point and code keeps the runs of its earlier seeds.
 
     Args:
       found: from ``gather``.
@@ -361,16 +362,36 @@ def with_kept(
         if any(before[key] != declared.get(key) for key in conditions):
             continue
         now = columns.get(name, before)
-        new = {
-            method: cell
-            for method, cell in now["methods"].items()
-            if method not in before["methods"] or len(cell["runs"]) == len(seeds)
-        }
-        columns[name] = {**now, "methods": {**before["methods"], **new}}
+        methods = dict(before["methods"])
+        for method, cell in now["methods"].items():
+            earlier = methods.get(method, cell)
+            cell = _with_earlier_seeds(cell, earlier)
+            if method not in methods or len(cell["runs"]) == len(seeds):
+                methods[method] = cell
+        first = next(iter(now["methods"].values()))["runs"][0]["seed"]
+        drawn = now if first == seeds[0] else before
+        columns[name] = {**now, "label_histogram": drawn["label_histogram"], "methods": methods}
     left = {m["code"]["fedjax_lab"] for c in columns.values() for m in c["methods"].values()}
     versions = [*(v for v in kept["versions"] if v["fedjax_lab"] in left), *found["versions"]]
     distinct = [v for i, v in enumerate(versions) if v not in versions[:i]]
     return {**found, "columns": columns, "versions": distinct}
+
+
+def _with_earlier_seeds(cell: dict[str, Any], earlier: Mapping[str, Any]) -> dict[str, Any]:
+    """The cell, with the runs of an earlier one of the same point and code for the seeds that it
+    lacks."""
+    if cell["chosen"] != earlier["chosen"] or not _is_same_code(cell["code"], earlier["code"]):
+        return cell
+    runs = {run["seed"]: run for run in (*earlier["runs"], *cell["runs"])}
+    return {**cell, "runs": [runs[seed] for seed in sorted(runs)]}
+
+
+def _is_same_code(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Return whether two cells were made by code that computes the same."""
+    prints = one["fingerprint"], other["fingerprint"]
+    if one["fedjax_lab"] != other["fedjax_lab"] or (prints[0] is None) != (prints[1] is None):
+        return False
+    return prints[0] is None or is_same(*prints)
 
 
 def _compact_cell(cell: Path, runs: Sequence[Any]) -> dict[str, Any]:

@@ -240,6 +240,17 @@ def test_cells_that_are_not_run_again_stay_as_they_are_kept(runs):
     merged = machinery.with_kept(begun, with_methods(FedAvg=old), SCALE.seeds)
     assert merged["columns"]["iid"]["methods"] == {"FedAvg": old, "FedProx": half}
 
+    second = {**cell, "runs": cell["runs"][1:]}  # further seeds alone
+    further = {**found, "columns": with_methods(FedAvg=second)["columns"]}
+    first = {**found, "columns": with_methods(FedAvg=half)["columns"]}
+    first["columns"]["iid"] = {**first["columns"]["iid"], "label_histogram": [[1, 2]]}
+    merged = machinery.with_kept(further, first, SCALE.seeds)["columns"]["iid"]
+    assert merged["methods"] == {"FedAvg": cell}
+    assert merged["label_histogram"] == [[1, 2]]
+    of_before = {**half, "chosen": {"client_lr": 0.01}}  # another point is no earlier seed
+    merged = machinery.with_kept(further, with_methods(FedAvg=of_before), SCALE.seeds)
+    assert merged["columns"]["iid"]["methods"] == {"FedAvg": of_before}
+
     other = with_methods(FedSAM=old)
     other["columns"]["iid"]["settings"] = {**COLUMN.settings, "rounds": 8}
     assert machinery.with_kept(found, other, SCALE.seeds)["columns"] == found["columns"]
