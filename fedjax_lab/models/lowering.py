@@ -11,7 +11,7 @@ one exception: ``_with_rule``, for functions that have a derivative of their own
 """
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -23,7 +23,7 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, jaxpr_as_fun
 
 from fedjax_lab.checks import warn
 from fedjax_lab.machine.target import TracedFor, traced_for, tracing_with
-from fedjax_lab.models import axis_order, convolution, pooling, recurrence
+from fedjax_lab.models import axis_order, convolution, normalization, pooling, recurrence
 from fedjax_lab.models.axis_order import Order, array_of, in_order, order_of, with_order
 from fedjax_lab.models.programs import bind, value_of
 
@@ -177,14 +177,31 @@ def _evaluate(closed: ClosedJaxpr, operands: Sequence[Any], how: TracedFor) -> l
     program = closed.jaxpr
     values: dict[Any, Any] = dict(zip(program.constvars, closed.consts, strict=True))
     values.update(zip(program.invars, operands, strict=True))
+    producers = {variable: equation for equation in program.eqns for variable in equation.outvars}
 
     for equation in program.eqns:
         given = [value_of(variable, values) for variable in equation.invars]
         scope = str(equation.source_info.name_stack)
         with equation.ctx.manager, jax.named_scope(scope) if scope else nullcontext():
-            results = _results(equation, given, how)
+            results = _normalized(equation, producers, values, how)
+            if results is None:
+                results = _results(equation, given, how)
         values.update(zip(equation.outvars, results, strict=True))
     return [value_of(variable, values) for variable in program.outvars]
+
+
+def _normalized(
+    equation: JaxprEqn,
+    producers: Mapping[Any, JaxprEqn],
+    values: Mapping[Any, Any],
+    how: TracedFor,
+) -> list[Any] | None:
+    """Evaluate the product with which an image is normalized; None: the equation is none."""
+    variables = normalization.operands_of(equation, producers) if _keeps_orders(how) else None
+    if variables is None or (order := order_of(values[variables[0]])) is None:
+        return None
+    arrays = [in_order(value_of(variable, values), order) for variable in variables]
+    return [with_order(normalization.centred_and_scaled(*arrays), order)]
 
 
 def _results(equation: JaxprEqn, given: list[Any], how: TracedFor) -> Sequence[Any]:

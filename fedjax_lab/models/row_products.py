@@ -22,6 +22,10 @@ from fedjax_lab.models.bilinear import Bilinear
 from fedjax_lab.models.windows import Window
 from fedjax_lab.tree import wide_dtype
 
+# Of a kernel of one pixel whose rows are one product. It is copied for each row, so that with more
+# weights the loop is faster (the zoo's inverted residuals: a round takes 0.9 of the time).
+_MOST_WEIGHTS = 8192
+
 
 class Sizes(NamedTuple):
     """What the three functions share.
@@ -62,8 +66,12 @@ def features(x: jax.Array, kernel: jax.Array, strides: tuple[int, int], tile: in
 def _features(x: jax.Array, kernel: jax.Array, size: Sizes) -> jax.Array:
     if size.tile:
         return winograd.features(x, kernel, size.strides[0], size.tile)
-    columns = _columns(written_out(x), size)
     matrix = _matrix(kernel).T
+    if _is_one_product(size, matrix.size):
+        pixels = _pixels(x, size)
+        rows = _for_each_row(matrix, pixels) @ pixels.reshape(*pixels.shape[:2], -1)
+        return rows.reshape(len(rows), len(matrix), *pixels.shape[2:])
+    columns = _columns(written_out(x), size)
 
     def row(top):
         return matrix @ _under(columns, top, size)
@@ -77,10 +85,17 @@ def _images_of(features: jax.Array, kernel: jax.Array, size: Sizes) -> jax.Array
     if size.tile:
         return winograd.images_of(features, kernel, size.image, size.strides[0], size.tile)
     (height, width), batch, num_channels = size.image, features.shape[-1], kernel.shape[2]
+    matrix = _matrix(kernel)
+    rows = features.reshape(len(features), features.shape[1], -1)
+    if _is_one_product(size, matrix.size):
+        images = jax.ShapeDtypeStruct((height, num_channels, width, batch), kernel.dtype)
+        to_pixels = functools.partial(_pixels, size=size)
+        pixels = jax.eval_shape(to_pixels, images)
+        products = _for_each_row(matrix, rows) @ rows
+        return jax.linear_transpose(to_pixels, images)(products.reshape(pixels.shape))[0]
     images = jax.ShapeDtypeStruct((height, num_channels, width, batch), wide_dtype(kernel.dtype))
     to_columns = functools.partial(_columns, size=size)
     columns = jax.eval_shape(to_columns, images)
-    matrix = _matrix(kernel)
 
     def add(total, row):
         top, features = row
@@ -88,7 +103,6 @@ def _images_of(features: jax.Array, kernel: jax.Array, size: Sizes) -> jax.Array
         rows = lax.dynamic_slice_in_dim(total, top, size.kernel[0]) + patches
         return lax.dynamic_update_slice_in_dim(total, rows, top, 0), None
 
-    rows = features.reshape(len(features), features.shape[1], -1)
     start = jnp.zeros(columns.shape, columns.dtype)
     total, _ = lax.scan(add, start, (size.tops, rows))
     return jax.linear_transpose(to_columns, images)(total)[0].astype(kernel.dtype)
@@ -98,18 +112,40 @@ def _kernel_of(x: jax.Array, features: jax.Array, size: Sizes) -> jax.Array:
     """The kernel's gradient, of features' [H', F, W', B]."""
     if size.tile:
         return winograd.kernel_of(x, features, size.kernel, size.strides[0], size.tile)
-    columns = _columns(written_out(x), size)
     num_features, num_channels = features.shape[1], x.shape[1]
+    rows = features.reshape(len(features), num_features, -1)
+    if _is_one_product(size, num_features * num_channels):
+        pixels = _pixels(x, size).reshape(len(rows), num_channels, -1)
+        # The smaller operand is the one that is turned for the product.
+        is_wider = num_features > num_channels
+        left, right = (rows, pixels) if is_wider else (pixels, rows)
+        total = (left @ right.swapaxes(1, 2)).sum(0)
+        return (total.T if is_wider else total).reshape(1, 1, num_channels, num_features)
+    columns = _columns(written_out(x), size)
 
     def add(total, row):
         top, features = row
-        products = lax.dot_general(features, _under(columns, top, size), (((1,), (1,)), ((), ())))
+        # The other way round, with the patches turned, it takes up to 1.7 times as long.
+        products = lax.dot_general(_under(columns, top, size), features, (((1,), (1,)), ((), ())))
         return total + products, None
 
-    rows = features.reshape(len(features), num_features, -1)
-    shape = num_features, size.kernel[0] * size.kernel[1] * num_channels
+    shape = size.kernel[0] * size.kernel[1] * num_channels, num_features
     total, _ = lax.scan(add, jnp.zeros(shape, wide_dtype(x.dtype)), (size.tops, rows))
-    return total.T.reshape(*size.kernel, num_channels, num_features).astype(x.dtype)
+    return total.reshape(*size.kernel, num_channels, num_features).astype(x.dtype)
+
+
+def _is_one_product(size: Sizes, num_weights: int) -> bool:
+    return size.kernel == (1, 1) and num_weights <= _MOST_WEIGHTS
+
+
+def _pixels(x: jax.Array, size: Sizes) -> jax.Array:
+    """Return the pixels under a kernel of one pixel: [H, C, W, B] -> [H', C, W', B]."""
+    down, across = map(Window, size.kernel, size.strides)
+    return across.elements(down.elements(x, 0, 0), 2, 0)
+
+
+def _for_each_row(matrix: jax.Array, rows: jax.Array) -> jax.Array:
+    return jnp.broadcast_to(matrix, (len(rows), *matrix.shape))
 
 
 def _matrix(kernel: jax.Array) -> jax.Array:

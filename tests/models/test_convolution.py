@@ -90,6 +90,33 @@ def test_values_and_gradients_are_xlas(x64, shape, kernel_shape, stride, padding
         compare(got, expected, 1e-5 if dtype == np.float32 else 1e-10)
 
 
+def test_kernels_of_one_pixel(x64):
+    """More channels than features and fewer; rows as one product or, of many weights, in a loop."""
+    sizes = [((3, 5), 1), ((5, 3), (2, 3)), ((96, 97), 1)]
+    given = [
+        (normal((2, 5, 4, size[0]), i), normal((1, 1, *size), 9 + i))
+        for i, (size, _) in enumerate(sizes)
+    ]
+
+    @jax.jit
+    def run(given):
+        both = []
+        for (_, stride), arrays in zip(sizes, given, strict=True):
+            ours = functools.partial(convolution, stride=stride, lowering="gemm")
+            strides = stride if isinstance(stride, tuple) else (stride, stride)
+            theirs = functools.partial(xla, strides=strides, padding="VALID")
+            both.append([value_and_gradients(form, *arrays) for form in (ours, theirs)])
+        return both
+
+    for ours, theirs in run(given):
+        compare(ours, theirs, 1e-10)
+    in_a_loop = [
+        "while" in jax.jit(functools.partial(convolution, lowering="gemm")).lower(*arrays).as_text()
+        for arrays in given
+    ]
+    assert in_a_loop == [False, False, True]
+
+
 @pytest.mark.parametrize("lowering", LOWERINGS)
 def test_values_are_those_of_loops(x64, lowering):
     x, kernel = normal((2, 6, 5, 2), 0), normal((4, 3, 2, 3), 1)
