@@ -183,9 +183,8 @@ def _evaluate(closed: ClosedJaxpr, operands: Sequence[Any], how: TracedFor) -> l
         given = [value_of(variable, values) for variable in equation.invars]
         scope = str(equation.source_info.name_stack)
         with equation.ctx.manager, jax.named_scope(scope) if scope else nullcontext():
-            results = _normalized(equation, producers, values, how)
-            if results is None:
-                results = _results(equation, given, how)
+            normalized = _normalized(equation, producers, values, how)
+            results = _results(equation, given, how) if normalized is None else normalized
         values.update(zip(equation.outvars, results, strict=True))
     return [value_of(variable, values) for variable in program.outvars]
 

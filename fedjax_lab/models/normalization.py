@@ -12,7 +12,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.extend.core import JaxprEqn
+from jax.extend.core import JaxprEqn, Literal
+
+# In a shorter one, the gradient of the scale, a difference of two sums, would lose too much.
+_DTYPES = (jnp.float32, jnp.float64)
 
 
 @jax.custom_jvp
@@ -35,15 +38,13 @@ def _with_tangents(primals, tangents):
 
 
 def operands_of(equation: JaxprEqn, producers: Mapping[Any, JaxprEqn]) -> list[Any] | None:
-    """Return the variables x, centre and scale of which an equation is the product.
+    """Return the variables x, centre and scale of ``(x - centre) * scale``; None: it is no such.
+
+    Centre and scale have size 1 along axes where x has more.
 
     Args:
-      equation: any.
+      equation: the last one of the expression.
       producers: variable -> the equation that computes it, in the same program.
-
-    Returns:
-      None: the equation is no such product, or centre and scale do not have size 1 along the same
-      axes.
     """
     if equation.primitive.name != "mul":
         return None
@@ -52,8 +53,9 @@ def operands_of(equation: JaxprEqn, producers: Mapping[Any, JaxprEqn]) -> list[A
         if of is None or of.primitive.name != "sub":
             continue
         x, centre = of.invars
-        shapes = [variable.aval.shape for variable in (x, centre, scale)]
-        if len({len(shape) for shape in shapes}) > 1 or x.aval.dtype not in _DTYPES:
+        arrays: list[Any] = [variable.aval for variable in (x, centre, scale)]
+        shapes = [array.shape for array in arrays]
+        if len({len(shape) for shape in shapes}) > 1 or arrays[0].dtype not in _DTYPES:
             continue
         along = [i for i, sizes in enumerate(zip(*shapes, strict=True)) if sizes[1] < sizes[0]]
         if along and all(shapes[2][axis] == 1 for axis in along):
@@ -61,9 +63,5 @@ def operands_of(equation: JaxprEqn, producers: Mapping[Any, JaxprEqn]) -> list[A
     return None
 
 
-# In a shorter one, the difference of the two sums would lose too much.
-_DTYPES = (jnp.float32, jnp.float64)
-
-
 def _producer(variable: Any, producers: Mapping[Any, JaxprEqn]) -> JaxprEqn | None:
-    return None if hasattr(variable, "val") else producers.get(variable)  # a literal has a value
+    return None if isinstance(variable, Literal) else producers.get(variable)
