@@ -66,7 +66,7 @@ def main(
     out = given.out or own
     if given.report:
         _gather(chosen, given, out)
-        print(write_results(chosen, out, judge(claims, studies, out)))
+        print(write_results(studies, out, judge(claims, studies, out)))
         return
     keep_by_default()
     for study in chosen:

@@ -318,6 +318,10 @@ def test_the_report_is_the_same_from_runs_and_from_the_results_alone(runs, tmp_p
     main((STUDY,), [*arguments, "--runs", str(tmp_path / "nothing")])
     assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == written
 
+    other = dataclasses.replace(STUDY, name="tiny/other")
+    main((STUDY, other), ["other", *arguments, "--runs", str(tmp_path / "nothing")])
+    assert (out / "RESULTS.md").read_text() == text  # the page keeps the studies not named
+
 
 class Stub:
     """A problem whose scores are a formula of the point and the rounds; keeps what was asked."""
