@@ -43,8 +43,8 @@ def read_image_folder(folder: Path, name: str, size: int | None) -> tuple[Splits
     Raises:
       FileNotFoundError: there is no such folder, or it has no classes or images.
       ImportError: Pillow is missing.
-      ValueError: a file is no image, or of more than 8 bits a channel; images differ in size; or
-        the test set has a class that the training set has not.
+      ValueError: a file is no image, or of more than 8 bits a channel; images differ in size; a
+        class has sub-folders; or the test set has a class that the training set has not.
     """
     imported("PIL.Image", f"{name} needs the package Pillow", "images")
     if not folder.is_dir():
@@ -85,7 +85,7 @@ def _files(folder: Path) -> tuple[dict[str, list[tuple[Path, int]]], int]:
         raise FileNotFoundError(f"{train} has no sub-folders; there must be one for each class.")
     found: dict[str, list[tuple[Path, int]]] = {"train": [], "test": []}
     for label, of_class in enumerate(folders):
-        images = [(file, label) for file in _entries(of_class)]
+        images = [(file, label) for file in _images(of_class)]
         held = 0 if is_divided else max(1, len(images) // 10)
         if len(images) <= held:
             raise FileNotFoundError(
@@ -103,7 +103,7 @@ def _files(folder: Path) -> tuple[dict[str, list[tuple[Path, int]]], int]:
                     f"{entry}: the training set has no class {entry.name!r}; it has "
                     f"{', '.join(classes)}."
                 )
-            found["test"] += [(file, classes.index(entry.name)) for file in _entries(entry)]
+            found["test"] += [(file, classes.index(entry.name)) for file in _images(entry)]
         if not found["test"]:
             raise FileNotFoundError(f"{test} has no images.")
     return found, len(classes)
@@ -111,6 +111,16 @@ def _files(folder: Path) -> tuple[dict[str, list[tuple[Path, int]]], int]:
 
 def _entries(folder: Path) -> list[Path]:
     return sorted(entry for entry in folder.iterdir() if not entry.name.startswith("."))
+
+
+def _images(of_class: Path) -> list[Path]:
+    entries = _entries(of_class)
+    for entry in filter(Path.is_dir, entries):
+        raise ValueError(
+            f"{entry} is a folder; the images of a class must lie in {of_class} itself. If its "
+            "sub-folders are the classes, give the folder that holds them."
+        )
+    return entries
 
 
 def _head(file: Path) -> tuple[str, int, int]:

@@ -358,6 +358,11 @@ def test_gray_images_without_a_test_folder(tmp_path, monkeypatch):
     train, test = data.load(f"images:{tmp_path}")
     np.testing.assert_array_equal(train.x[..., 0], x[:1])
     np.testing.assert_array_equal(test.x[..., 0], x[5:6])
+    for part in ("train", "test"):  # a level more than there may be
+        (tmp_path / part / "a" / "old").mkdir()
+        with pytest.raises(ValueError, match=r"a/old is a folder; the images of a class must lie"):
+            data.load(f"images:{tmp_path}")
+        (tmp_path / part / "a" / "old").rmdir()
     monkeypatch.setitem(sys.modules, "PIL.Image", None)
     with pytest.raises(ImportError, match=r"needs the package Pillow: `pip install '"):
         data.load(f"images:{tmp_path}")
