@@ -72,14 +72,19 @@ class Message(NamedTuple):
 
 
 def numbered(records: Records) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Yield (location for errors, record)."""
+    """Yield (location for errors, record); there must be one or more."""
+    is_empty = True
     for where, record in _located(records):
+        is_empty = False
         if not isinstance(record, Mapping):
             raise ValueError(
                 f"{where} is a {type(record).__name__}; it must be an object {{field: value}}. "
                 'Of a data frame, give its rows: df.to_dict("records").'
             )
         yield where, record
+    if is_empty:
+        file = f"is {str(records)!r}, which " if isinstance(records, str | Path) else ""
+        raise ValueError(f"records {file}has no conversation; there must be at least one.")
 
 
 def _located(records: Records) -> Iterator[tuple[str, Any]]:

@@ -169,7 +169,7 @@ def test_files_of_one_array_and_of_lines_are_the_same(tmp_path):
     for text in (lines, "\ufeff" + lines, array, "\ufeff" + array, "[]" + " " * 9):
         (tmp_path / "a.json").write_text(text, encoding="utf-8")
         if text.startswith("[]"):
-            with pytest.raises(ValueError, match="none to pack"):
+            with pytest.raises(ValueError, match=r"a\.json', which has no conversation"):
                 data.pack_chats(tmp_path / "a.json", letters(), length=80)
             continue
         found = data.from_chats(tmp_path / "a.json", letters(), client="user", length=80)
@@ -386,6 +386,7 @@ def test_long_sequences():
         ),
         ([{"user": "bob", "text": "a" * 99}], r"client 'bob': sequences\[0\] has 100 tokens"),
         ([3], r"records\[0\] is a int"),
+        ([], "records has no conversation; there must be at least one"),
     ],
 )
 def test_records_that_are_none(records, message):
@@ -405,6 +406,7 @@ def test_files_that_are_none(tmp_path):
         (b'{"prompt": "a", "completion": "b", "completion": "c"}', "'completion' is given twice"),
         (b"\xff\n", "no UTF-8 text: line 1"),
         (b"[" * 100_000, r"a\.jsonl: no JSON"),
+        (b"\n", r"records is '.*a\.jsonl', which has no conversation"),
     ):
         file.write_bytes(text)
         with pytest.raises(ValueError, match=message):
