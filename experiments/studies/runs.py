@@ -366,7 +366,7 @@ def with_kept(
         for method, cell in now["methods"].items():
             earlier = methods.get(method, cell)
             cell = _with_earlier_seeds(cell, earlier)
-            if method not in methods or len(cell["runs"]) == len(seeds):
+            if method not in methods or {run["seed"] for run in cell["runs"]} >= set(seeds):
                 methods[method] = cell
         first = next(iter(now["methods"].values()))["runs"][0]["seed"]
         drawn = now if first == seeds[0] else before

@@ -2,9 +2,9 @@
 
 Centre and scale have one number for many pixels. JAX's own gradient writes ``x - centre`` and the
 cotangent times the scale out, and sums over the pixels three times. This one keeps ``x`` alone, and
-sums the cotangent, and its product with ``x``. Values have the same bits, and so has the gradient
-of ``x``; those of centre and scale differ by rounding. (A round of the zoo's network of inverted
-residuals takes 0.91 times as long with it, one of ResNet-20 0.95 times.)
+sums the cotangent, and its product with ``x``. Values have the same bits; gradients of centre and
+scale differ by rounding. (A round of the zoo's network of inverted residuals takes 0.91 times as
+long with it, one of ResNet-20 0.95 times.)
 """
 
 from collections.abc import Mapping

@@ -126,7 +126,7 @@ def _kernel_of(x: jax.Array, features: jax.Array, size: Sizes) -> jax.Array:
 
     def add(total, row):
         top, features = row
-        # The other way round, with the patches turned, it takes up to 1.7 times as long.
+        # With the patches turned instead, a round of the zoo's 3-D CNN takes 1.03 times as long.
         products = lax.dot_general(_under(columns, top, size), features, (((1,), (1,)), ((), ())))
         return total + products, None
 

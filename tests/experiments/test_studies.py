@@ -247,6 +247,10 @@ def test_cells_that_are_not_run_again_stay_as_they_are_kept(runs):
     merged = machinery.with_kept(further, first, SCALE.seeds)["columns"]["iid"]
     assert merged["methods"] == {"FedAvg": cell}
     assert merged["label_histogram"] == [[1, 2]]
+    changed = {**cell, "runs": [{**cell["runs"][0], "stopped": "again"}]}  # one of two, run again
+    again = {**found, "columns": with_methods(FedAvg=changed)["columns"]}
+    merged = machinery.with_kept(again, found, SCALE.seeds[:1])["columns"]["iid"]["methods"]
+    assert merged["FedAvg"]["runs"] == [changed["runs"][0], cell["runs"][1]]
     of_before = {**half, "chosen": {"client_lr": 0.01}}  # another point is no earlier seed
     merged = machinery.with_kept(further, with_methods(FedAvg=of_before), SCALE.seeds)
     assert merged["columns"]["iid"]["methods"] == {"FedAvg": of_before}
